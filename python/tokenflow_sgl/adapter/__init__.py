@@ -1,0 +1,1 @@
+"""All of TokenFlow that imports SGLang. Importing this package alone imports nothing of it."""

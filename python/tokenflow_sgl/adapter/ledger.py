@@ -1,0 +1,106 @@
+"""What happened since the last step, as events for the policy and as a record for people.
+
+Owns the gathering; decides nothing. Invariant: every event is derived from state that is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.types import Applied, Arrived, Emitted, Event, Finished, Rid, Tick, Visible
+
+_TRANSITIONS_KEPT = 4096
+COUNTERS = ("parks", "returns", "late_returns", "reprefilled_tokens", "published_tokens", "loaded_tokens")
+
+
+class Ledger:
+    """Events of the step under way, counters, and the last transitions with running numbers."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.transitions: deque[dict[str, Any]] = deque(maxlen=_TRANSITIONS_KEPT)
+        self.seq = 0
+        self.parked: list[Rid] = []
+        self.published: list[tuple[Rid, int]] = []
+        self._applied: Applied | None = None
+        self._tick: Tick | None = None
+        self._events: list[Event] = []
+        self._withheld: dict[Rid, Any] = {}
+        self._members: list[Any] = []  # the batch of the last emission, and its ids
+        self._rids: tuple[Rid, ...] = ()
+
+    # ---- what the scheduler tells
+
+    def tick(self, tick: Tick) -> None:
+        self._tick = tick
+        self.now_s = tick.now_s
+
+    def arrived(self, event: Arrived, req: Any) -> None:
+        self._events.append(event)
+        if event.withheld:
+            self._withheld[event.rid] = req
+
+    def emitted(self, reqs: Sequence[Any]) -> None:
+        """One step's results were processed: `reqs` are the batch's members, some of them finished or parked."""
+        if not reqs:
+            return
+        # Lists compare members by identity first: cheap, and a steady batch keeps its tuple of ids.
+        if reqs != self._members:
+            self._members = list(reqs)
+            self._rids = tuple(r.rid for r in reqs)
+        self._events.append(Emitted(self._rids, tuple([len(r.output_ids) for r in reqs])))
+        if self._withheld:
+            self._reveal()
+        for req in reqs:
+            if req.finished_reason is not None and not req.tokenflow.gone:
+                self.finished(req)
+
+    def _reveal(self) -> None:
+        for rid, req in list(self._withheld.items()):
+            if req._is_reasoning_over:
+                self._events.append(Visible(rid, len(req.output_ids)))
+                del self._withheld[rid]
+
+    def finished(self, req: Any) -> None:
+        state = req.tokenflow
+        if state.gone or not state.arrived:
+            return
+        state.gone = True
+        self._withheld.pop(req.rid, None)
+        self._events.append(Finished(req.rid))
+        self.transition(req.rid, "finish", len(req.output_ids))
+
+    def transition(self, rid: Rid, what: str, tokens: int) -> None:
+        self.seq += 1
+        self.transitions.append({"seq": self.seq, "at_s": self.now_s, "id": rid, "what": what, "tokens": tokens})
+
+    def applied(
+        self, admitted: Sequence[tuple[Rid, int, int]], refused: Sequence[Rid], prefill_tokens: int, decoding: int
+    ) -> None:
+        """The step's batch is formed: what the plan came to."""
+        self._applied = Applied(
+            admitted=tuple(admitted),
+            parked=tuple(self.parked),
+            published=tuple(self.published),
+            refused=tuple(refused),
+            prefill_tokens=prefill_tokens,
+            decoding=decoding,
+        )
+        self.parked.clear()
+        self.published.clear()
+
+    # ---- what the policy hears
+
+    def drain(self) -> list[Event]:
+        """Events since the last drain: what the last plan came to, the clock, then what happened."""
+        head: list[Event] = []
+        if self._applied is not None:
+            head.append(self._applied)
+        if self._tick is not None:
+            head.append(self._tick)
+        self._applied = self._tick = None
+        events, self._events = self._events, []
+        return head + events

@@ -1,0 +1,25 @@
+"""Messages between scheduler ranks, and the name of our question to the scheduler.
+
+Owns the wire shapes; decides nothing. Invariant: TickReq rides the per-iteration request broadcast and never crosses
+zmq, so no decoder of another process has to know it.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.managers.io_struct import BaseReq
+
+# The `rid` of a GetInternalStateReq that asks for our state. Upstream's own `/server_info` sends the same request
+# without it and needs no admin key: the scheduler answers with the streams of all clients only when it is ours.
+STATE_RID = "tokenflow:state"
+
+
+class TickReq(BaseReq, kw_only=True):
+    """Rank 0's clock. Every rank decides by it; a clock per rank makes the ranks' batches differ and the server dies.
+
+    now_s: rank 0's monotonic clock. last_step_s: seconds since the tick before, None after an idle spell.
+    copies_s: (tokens, seconds) of host copies that finished since the tick before.
+    """
+
+    now_s: float = 0.0
+    last_step_s: float | None = None
+    copies_s: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,136 @@
+"""GET /tokenflow/state and GET /tokenflow/config, and the installation of bridge and routes on SGLang's app.
+
+Owns what the HTTP process tells; the facts are the scheduler's. Invariant: both routes need the admin key if one is set
+(else the API key, if one is set): they show what all clients are doing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import ORJSONResponse
+from starlette.middleware import Middleware
+
+from . import args, messages, rates
+from .http import Bridge, Server, error_content
+
+logger = logging.getLogger(__name__)
+_MAX_SEQ = 2**62  # a larger `since` cannot be the number of any transition
+
+
+def since_of(text: str | None) -> int:
+    """The `since` of a state request; 0 without one. Raises BadField."""
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= _MAX_SEQ):
+        raise rates.BadField("since", text, "the integer `seq` of an earlier reply, 0 or more")
+    return int(text)
+
+
+def state_body(replies: list[dict[str, Any]], since: int) -> dict[str, Any]:
+    """The reply of /tokenflow/state from the internal states of all data-parallel ranks.
+
+    One rank: its state, transitions with `seq` > since only. Several: {"active", "ranks": [state, ...]}, each with its
+    own `seq`. A rank whose scheduler is not ours shows as {"active": false}.
+    """
+    states = [dict(reply.get("tokenflow") or {"active": False}) for reply in replies]
+    for state in states:
+        if "transitions" in state:
+            state["transitions"] = [t for t in state["transitions"] if t["seq"] > since]
+    if len(states) == 1:
+        return states[0]
+    return {"active": bool(states) and all(s.get("active") for s in states), "ranks": states}
+
+
+def _tokenizer_manager() -> Any:
+    from sglang.srt.entrypoints import http_server
+
+    return http_server.get_global_state().tokenizer_manager
+
+
+def make_router() -> APIRouter:
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    router = APIRouter()
+
+    # `since` as text: FastAPI's own refusal of a non-integer has another error shape.
+    @router.get("/tokenflow/state")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def tokenflow_state(since: str | None = None) -> ORJSONResponse:
+        from sglang.srt.managers.io_struct import GetInternalStateReq
+
+        try:
+            after = since_of(since)
+        except rates.BadField as error:
+            return ORJSONResponse(status_code=400, content=error_content(error))
+        manager = _tokenizer_manager()
+        manager.auto_create_handle_loop()
+        replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=messages.STATE_RID))
+        return ORJSONResponse(state_body([r.internal_state for r in replies], after))
+
+    @router.get("/tokenflow/config")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def tokenflow_config() -> ORJSONResponse:
+        from . import hooks, plugin
+
+        settings = args.settings_of(_tokenizer_manager().server_args)
+        return ORJSONResponse(
+            {
+                "policy": settings.policy,
+                "config": settings.config.to_mapping(),
+                "journal": settings.journal_path,
+                "script": settings.script_path,
+                "release": hooks.installed_release(),
+                "read_rate": {"min_tok_s": rates.MIN_RATE_TOK_S, "max_tok_s": rates.MAX_RATE_TOK_S},
+                "http": {
+                    "hooks": plugin.in_force(),
+                    "bridged_requests": bridge_of_app().bridged_requests,
+                },
+            }
+        )
+
+    return router
+
+
+_installed: list[Bridge] = []
+
+
+def bridge_of_app() -> Bridge:
+    """The live bridge of this process. Starlette builds middleware at the first request, after installation."""
+    assert len(_installed) == 1, f"the bridge was built {len(_installed)} times, expected once"
+    return _installed[0]
+
+
+def _build_bridge(app: Any) -> Bridge:
+    _installed[:] = [Bridge(app, _server)]
+    return _installed[0]
+
+
+def _server() -> Server:
+    from sglang.srt.environ import envs
+
+    manager = _tokenizer_manager()
+    return Server(
+        live_rids=manager.rid_to_state,
+        reasoning_parser=bool(manager.config_value("reasoning_parser")),
+        rid_override=bool(envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()),
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Put bridge and routes on `app`, once. Call before its first request: its middleware is built then."""
+    if any(m.cls is _build_bridge for m in app.user_middleware):
+        return
+    app.include_router(make_router())
+    # Last in the list is innermost; add_middleware() would put it outside decompression and CORS.
+    app.user_middleware.append(Middleware(_build_bridge))
+
+
+def install_before_run(*_args: Any, **_kwargs: Any) -> None:
+    """BEFORE hook of http_server._setup_and_run_http_server: the app exists, and serves nothing yet."""
+    from sglang.srt.entrypoints import http_server
+
+    install(http_server.app)
+    logger.info("TokenFlow: read-rate bridge and /tokenflow routes installed")

@@ -1,0 +1,243 @@
+"""SGLang's scheduler with the policy at the top of every step.
+
+Owns thin overrides; every one calls upstream's. Decides nothing and copies no upstream body. Invariant: nothing here
+reads a clock but `_poll_timeout_aborts`, which runs on the entry rank alone and sends its reading to all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.utils import TypeBasedDispatcher
+
+from ..core.driver import drive_step
+from ..core.journal import Journal
+from ..core.policies import header_of, make_policy
+from ..core.types import Tick
+from . import checks, penalties, state_report
+from .admission import PlannedOrder, adder_class
+from .args import settings_of
+from .executor import SglangExecutor
+from .ledger import Ledger
+from .messages import TickReq
+from .metrics import SchedulerMetrics
+from .request_state import RequestState
+from .rids import only_exact
+from .streamer import ParkAwareStreamer
+
+logger = logging.getLogger(__name__)
+_METRICS_EVERY = 32  # steps
+_HELD_SLEEP_S = 0.0005  # while everybody is held and nothing runs: else the loop burns a core, and a reader cannot tell
+
+
+class TokenFlowScheduler(Scheduler):
+    """One step: ingest (clock, requests, aborts) -> drive_step -> upstream forms and runs its batch -> results."""
+
+    # ---- making
+
+    def init_running_status(self) -> None:
+        super().init_running_status()
+        self.tokenflow_settings = settings_of(self.server_args)
+        checks.refuse_runtime(self, self.tokenflow_settings)
+        self.ledger = Ledger()
+        self.executor = SglangExecutor(self, self.ledger)
+        settings = self.tokenflow_settings
+        script = settings.script() if settings.script_path is not None else None
+        self.tokenflow_policy = make_policy(settings.policy, settings.config, script)
+        self.tokenflow_metrics: SchedulerMetrics | None = None
+        self.journal = self._open_journal(header_of(settings.policy, settings.config, script))
+        self._adder_class = adder_class(self.executor.admission)
+        self._plan_prefill_tokens: int | None = None
+        self._last_tick_s: float | None = None
+        self._steps = 0
+        logger.info("TokenFlow scheduler in force: policy %s", self.tokenflow_settings.policy)
+
+    def _open_journal(self, header: dict[str, Any]) -> Journal | None:
+        path = self.tokenflow_settings.journal_path
+        if path is None:
+            return None
+        # One file a rank: the ranks' journals must be identical, and that can be checked only if they are apart.
+        rank = self.ps.tp_rank if hasattr(self, "ps") else self.tp_rank
+        suffix = f".rank{rank}" if self.tp_size > 1 else ""
+        return Journal.open(f"{path}{suffix}", header)
+
+    def init_schedule_policy(self) -> None:
+        super().init_schedule_policy()
+        self.policy = PlannedOrder(
+            self.schedule_policy,
+            self.tree_cache,
+            self.enable_hierarchical_cache,
+            self.enable_priority_scheduling,
+            self.schedule_low_priority_values_first,
+        )
+        self.policy.admission = self.executor.admission
+
+    def init_request_dispatcher(self) -> None:
+        super().init_request_dispatcher()
+        self._request_dispatcher += TypeBasedDispatcher([(TickReq, self._on_tick)])
+
+    def init_metrics_reporter(self) -> None:
+        super().init_metrics_reporter()
+        if self.metrics_reporter.current_scheduler_metrics_enabled:
+            self.tokenflow_metrics = SchedulerMetrics(self.metrics_collector.labels)
+
+    def get_prefill_adder_class(self) -> type[PrefillAdder]:
+        return self._adder_class
+
+    def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
+        return ParkAwareStreamer
+
+    # ---- the clock: read on the entry rank, obeyed on all
+
+    def _poll_timeout_aborts(self) -> list[Any]:
+        aborts = super()._poll_timeout_aborts()
+        if aborts:
+            # A started stream waits because we parked it: its answer must not be cut for that.
+            started = {r.rid for r in self.waiting_queue if r.output_ids}
+            aborts = [a for a in aborts if a.rid not in started]
+        busy = self.last_batch is not None
+        if busy or self.waiting_queue or self.running_batch.reqs:
+            now_s = time.monotonic()
+            step_s = now_s - self._last_tick_s if busy and self._last_tick_s is not None else None
+            self._last_tick_s = now_s
+            aborts.append(TickReq(now_s=now_s, last_step_s=step_s))
+        else:
+            self._last_tick_s = None
+        return aborts
+
+    def _on_tick(self, tick: TickReq) -> None:
+        self.ledger.tick(Tick(tick.now_s, tick.last_step_s, tuple(tick.copies_s)))
+
+    # ---- requests come and go
+
+    def _create_generation_req(self, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+        req = super()._create_generation_req(recv_req, *args, **kwargs)
+        req.tokenflow = RequestState.of(req, self.tokenflow_settings.config.default_read_rate_tok_s)
+        return req
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        if req.tokenflow.admitted:
+            self.executor.left(req)  # upstream's own retraction or priority preemption
+        super()._add_request_to_queue(req, is_retracted)
+        if not req.tokenflow.arrived and self.waiting_queue and self.waiting_queue[-1] is req:
+            req.tokenflow.arrived = True
+            self.ledger.arrived(req.tokenflow.arrival(req), req)
+
+    def requeue_parked(self, req: Any) -> None:
+        """Back to the waiting queue by the same door as upstream's retraction."""
+        super()._add_request_to_queue(req, is_retracted=True)
+
+    def _abort_on_queued_limit(self, recv_req: Any) -> bool:
+        """Only requests that have not started can be refused, and started ones that wait do not count as queued."""
+        if recv_req.output_ids:
+            return False
+        queue = self.waiting_queue
+        self.waiting_queue = [r for r in queue if not r.output_ids]
+        kept = set(map(id, self.waiting_queue))
+        try:
+            return super()._abort_on_queued_limit(recv_req)
+        finally:
+            left = set(map(id, self.waiting_queue))
+            self.waiting_queue = [r for r in queue if id(r) not in kept or id(r) in left]
+
+    def send_abort_output(self, abort_req: Any, req: Any) -> None:
+        super().send_abort_output(abort_req, req)
+        if hasattr(req, "tokenflow"):
+            self.ledger.finished(req)
+
+    def abort_request(self, recv_req: Any) -> None:
+        if recv_req.abort_all:
+            return super().abort_request(recv_req)
+        with only_exact(self, recv_req.rid):
+            return super().abort_request(recv_req)
+
+    # ---- the step
+
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        executor = self.executor
+        executor.running_batch, executor.last_batch = running_batch, last_batch
+        plan = drive_step(self.tokenflow_policy, executor, self.ledger.drain(), self.journal)
+        self._plan_prefill_tokens = plan.prefill_tokens
+        result = super().get_next_batch_to_run(running_batch, last_batch)
+        self._applied(result.batch_to_run)
+        executor.running_batch = executor.last_batch = None
+        self._steps += 1
+        if self.tokenflow_metrics is not None and self._steps % _METRICS_EVERY == 0:
+            state_report.update_metrics(self)
+        return result
+
+    def _should_defer_prefill(self, running_batch: Any) -> bool:
+        if self._plan_prefill_tokens == 0 and running_batch.reqs:
+            return True
+        return super()._should_defer_prefill(running_batch)
+
+    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+        """Upstream's prefill batch, with those the plan did not name out of sight."""
+        admission = self.executor.admission
+        held = [r for r in self.waiting_queue if admission.holds(r.rid)]
+        if held:
+            self.waiting_queue = [r for r in self.waiting_queue if not admission.holds(r.rid)]
+        try:
+            result = super().get_new_batch_prefill(running_batch)
+        finally:
+            self.waiting_queue = self.waiting_queue + held if held else self.waiting_queue
+        batch = result.batch_to_run
+        if batch is not None:
+            decoding = set(map(id, batch.decoding_reqs or ()))
+            again = [(i, r) for i, r in enumerate(batch.reqs) if r.output_ids and id(r) not in decoding]
+            if again:
+                penalties.replay(batch, again)
+        return result
+
+    def _applied(self, batch: Any) -> None:
+        """Tell the ledger what came of the plan: who came in, and what the step computes."""
+        admitted: list[tuple[str, int, int]] = []
+        prefill_tokens = decoding = 0
+        if batch is not None and batch.forward_mode.is_extend():
+            riding = set(map(id, batch.decoding_reqs or ()))
+            decoding = len(riding)
+            for req in batch.reqs:
+                if id(req) in riding:
+                    continue
+                prefill_tokens += req.extend_len
+                if req.output_ids:
+                    self.ledger.counters["reprefilled_tokens"] += req.extend_len
+                if not req.tokenflow.admitted:
+                    admitted.append((req.rid, req.extend_len, req.host_loaded_length))
+                    self._came_in(req)
+        elif batch is not None:
+            decoding = len(batch.reqs)
+        self.ledger.applied(admitted, self.executor.admission.refused, prefill_tokens, decoding)
+
+    def _came_in(self, req: Any) -> None:
+        req.tokenflow.admitted = True
+        self.executor.members += 1
+        counters = self.ledger.counters
+        counters["loaded_tokens"] += req.host_loaded_length
+        if not req.output_ids:
+            self.ledger.transition(req.rid, "admit", req.extend_len)
+            return
+        counters["returns"] += 1
+        slack_s = state_report.slack_s(self, req.rid)
+        if slack_s is not None and slack_s <= 0.0:
+            counters["late_returns"] += 1
+        self.ledger.transition(req.rid, "return", req.extend_len)
+
+    def process_batch_result(self, batch: Any, result: Any) -> None:
+        super().process_batch_result(batch, result)
+        self.ledger.emitted(batch.reqs)
+
+    def on_idle(self) -> None:
+        super().on_idle()
+        if self.waiting_queue:
+            time.sleep(_HELD_SLEEP_S)
+
+    # ---- telling
+
+    def get_internal_state(self, recv_req: Any) -> Any:
+        return state_report.extend(super().get_internal_state(recv_req), self, recv_req)

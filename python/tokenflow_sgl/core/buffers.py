@@ -1,0 +1,79 @@
+"""What each client holds unread: G generated, C consumed, R read rate, slack (design: buffers).
+
+Owns the model of consumption; knows no memory and no phase. Invariant: 0 <= C <= G, and C never goes back.
+
+Without reports, C grows at R from the first delivered token and is capped by G:
+
+    C(t) = min(G, anchor_tokens + R * (t - anchor_s))
+
+A reader who runs dry waits: the anchor moves to the moment the next token arrives, else the model would let it
+catch up on tokens that did not exist while it was waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .types import Rid
+
+
+@dataclass(slots=True)
+class ClientBuffer:
+    """One reader. `generated_tokens` counts what the client may see; times in seconds of rank 0's clock."""
+
+    rid: Rid
+    rate_tok_s: float
+    generated_tokens: int = 0
+    hidden_tokens: int = 0  # withheld reasoning: emitted, never shown
+    anchor_s: float | None = None  # None until the first visible token
+    anchor_tokens: float = 0.0
+
+    def emit(self, now_s: float, output_tokens: int) -> None:
+        """`output_tokens` is cumulative, as the engine counts; it never falls."""
+        generated = output_tokens - self.hidden_tokens
+        if generated <= self.generated_tokens:
+            return
+        if self.anchor_s is None:
+            self.anchor_s = now_s
+        elif self.anchor_tokens + self.rate_tok_s * (now_s - self.anchor_s) >= self.generated_tokens:
+            self.anchor_s, self.anchor_tokens = now_s, float(self.generated_tokens)
+        self.generated_tokens = generated
+
+    def emit_run(self, last_s: float, output_tokens: int) -> bool:
+        """Take the end of a run of emissions at once. False when the reader may have run dry on the way: then nothing
+        changed and the run must be emitted step by step."""
+        if (
+            self.anchor_s is None
+            or self.anchor_tokens + self.rate_tok_s * (last_s - self.anchor_s) >= self.generated_tokens
+        ):
+            return False
+        self.generated_tokens = max(self.generated_tokens, output_tokens - self.hidden_tokens)
+        return True
+
+    def report(self, now_s: float, consumed_tokens: int) -> None:
+        """Re-anchor on what the client says; clamped to 0..G and never backwards."""
+        if self.anchor_s is None:
+            return
+        consumed = max(min(float(consumed_tokens), float(self.generated_tokens)), self.consumed_tokens(self.anchor_s))
+        self.anchor_s, self.anchor_tokens = now_s, consumed
+
+    def consumed_tokens(self, now_s: float) -> float:
+        if self.anchor_s is None:
+            return 0.0
+        read = self.anchor_tokens + self.rate_tok_s * max(0.0, now_s - self.anchor_s)
+        return min(float(self.generated_tokens), read)
+
+    def buffer_tokens(self, now_s: float) -> float:
+        """B = G - C, in tokens."""
+        return self.generated_tokens - self.consumed_tokens(now_s)
+
+    def slack_s(self, now_s: float) -> float:
+        """S = B / R: seconds the client can go on without a new token. 0 before the first one."""
+        return self.buffer_tokens(now_s) / self.rate_tok_s
+
+    def runs_dry_at_s(self) -> float:
+        """The moment slack reaches 0 if nothing more is emitted; minus infinity before the first token."""
+        if self.anchor_s is None:
+            return -math.inf
+        return self.anchor_s + (self.generated_tokens - self.anchor_tokens) / self.rate_tok_s

@@ -1,0 +1,280 @@
+"""TokenFlow's policy: spends the lead that streams have over their readers.
+
+Wires the parts: the book of streams, priorities, costs, selection, publishing. Owns beliefs; the executor owns facts.
+Invariant: `observe` alone changes it; `plan` is a pure function of what was observed and the view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .config import PolicyConfig
+from .cost import CostBelief
+from .paging import Publisher
+from .preempt import Candidate, Selection, Victim, relieve, select
+from .priority import PRIORITIES
+from .streams import Stream, Streams
+from .types import (
+    Applied,
+    Arrived,
+    Emitted,
+    EngineView,
+    Event,
+    Finished,
+    Phase,
+    Plan,
+    ReaderClass,
+    Reported,
+    RequestView,
+    Rid,
+    Tick,
+    Visible,
+)
+
+_REFUSAL_PAUSE_S = 0.25  # an admission the engine could not keep is not tried again at once: it would block the rest
+
+
+class TokenFlowPolicy:
+    """Buffer-aware preemptive scheduling (design: the model)."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.config = config
+        self.now_s = 0.0
+        self.streams = Streams(config.default_read_rate_tok_s)
+        self.cost = CostBelief.prior(config)
+        self.publisher = Publisher(config)
+        self.decodes_since_prefill = 0
+        self._priority = PRIORITIES[config.priority]
+        self._last_batch = (0, 0)  # prefill tokens and decoding streams of the batch whose time the next tick carries
+
+    # ---- observe
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Emitted):
+            self.streams.emit(event, self.now_s)
+        elif isinstance(event, Tick):
+            self._tick(event)
+        elif isinstance(event, Applied):
+            self._applied(event)
+        elif isinstance(event, Arrived):
+            self.streams.arrive(event, self.now_s)
+        elif isinstance(event, Finished):
+            self.streams.finish(event.rid)
+            self.publisher.discard(event.rid)
+        elif isinstance(event, Visible):
+            self.streams.reveal(event.rid, event.output_tokens)
+        elif isinstance(event, Reported):
+            stream = self.streams.by_rid.get(event.rid)
+            if stream is not None and stream.buffer is not None:
+                self.streams.settle()
+                stream.buffer.report(self.now_s, event.consumed_tokens)
+
+    def _tick(self, tick: Tick) -> None:
+        self.now_s = tick.now_s
+        self.streams.stamp(tick.now_s)
+        if tick.last_step_s is not None:
+            prefill_tokens, decoding = self._last_batch
+            self.cost.learn_step(tick.last_step_s, prefill_tokens=prefill_tokens, decoding=decoding)
+        for tokens, seconds in tick.copies_s:
+            self.cost.learn_copy(tokens, seconds)
+
+    def _applied(self, event: Applied) -> None:
+        for rid, up_to in event.published:
+            self.publisher.published(rid)
+            self.streams.publish(rid, up_to)
+        for rid in event.parked:
+            self.streams.park(rid, self.now_s)
+            self.publisher.discard(rid)
+        for rid, _, _ in event.admitted:
+            self.streams.admit(rid)
+            self.publisher.add(rid)
+        for rid in event.refused:
+            stream = self.streams.by_rid.get(rid)
+            if stream is not None:
+                stream.refused_until_s = self.now_s + _REFUSAL_PAUSE_S
+        self._last_batch = (event.prefill_tokens, event.decoding)
+        self.decodes_since_prefill = 0 if event.prefill_tokens else self.decodes_since_prefill + 1
+
+    # ---- plan
+
+    def plan(self, view: EngineView) -> Plan:
+        publish = self.publisher.due(self.streams, view)
+        shortage = self.config.growth_tokens * view.running - view.device_free_tokens
+        if view.waiting == 0 and shortage <= 0:
+            return Plan(publish=publish)
+        return self._decide(view, publish, shortage)
+
+    def _decide(self, view: EngineView, publish: tuple[tuple[Rid, int], ...], shortage: int) -> Plan:
+        requests = view.requests()
+        running = [r for r in requests if r.phase is Phase.RUNNING]
+        prefilling = [r for r in requests if r.phase is Phase.PREFILL]
+        growth = self.config.growth_tokens
+        room = (
+            view.device_free_tokens
+            - growth * (len(running) + len(prefilling))
+            - sum(r.takes_tokens for r in prefilling)
+        )
+        slots = view.max_running - len(running) - len(prefilling)
+        victims = [self._victim(r) for r in running if self._may_park(r)]
+        must, early = self._candidates([r for r in requests if r.phase in (Phase.WAITING, Phase.PARKED)], view)
+        chosen = select(must, victims, room_tokens=room, slots=slots)
+        admit = [*chosen.admit, *self._early_returns(early, chosen, len(running))]
+        park = chosen.park
+        if not admit and shortage > 0:
+            park = self._relief(running, victims, view, shortage)
+        if not admit and not running and not prefilling and must:
+            # An empty engine has nothing to wait for: whoever is first comes in, however little room is left to grow.
+            return Plan(admit=(must[0].rid,), reserve_tokens=0)
+        gone = set(park)
+        return Plan(
+            park=park,
+            publish=tuple(p for p in publish if p[0] not in gone),
+            admit=tuple(admit),
+            reserve_tokens=growth * (len(running) + len(prefilling) - len(park) + len(admit)),
+            prefill_tokens=0 if self._must_decode_first(running, prefilling, must) else None,
+            why={"must": len(must), "unserved": chosen.unserved, "room_tokens": chosen.room_tokens},
+        )
+
+    def _candidates(self, waiting: Sequence[RequestView], view: EngineView) -> tuple[list[Candidate], list[Candidate]]:
+        """Who must come in now, in order: due readers, unstarted readers, work without a reader; and who may return early."""
+        due: list[tuple[float, Candidate]] = []
+        new: list[Candidate] = []
+        other: list[Candidate] = []
+        early: list[Candidate] = []
+        known = [(r, s) for r in waiting if (s := self.streams.by_rid.get(r.rid)) is not None]
+        ahead_s = 0.0
+        for r, s in sorted(known, key=lambda pair: (self._slack_s(pair[1]), pair[0].rid)):
+            if s.refused_until_s > self.now_s:
+                continue
+            uncached = max(1, r.context_tokens - r.cached_tokens - r.host_hit_tokens)
+            prefill_s = self.cost.prefill_s(uncached) + self.config.overhead_s
+            c = self._candidate(r, s, prefill_s, view)
+            if s.buffer is None:
+                # A tie among equals of the same class goes to the client's own priority, then to who waits longest.
+                other.append(c)
+            elif s.unstarted:
+                new.append(c)
+            else:
+                return_s = self.cost.return_s(tail_tokens=uncached, host_tokens=r.host_hit_tokens)
+                slack_s = self._slack_s(s)
+                if slack_s - ahead_s - return_s <= self.config.eps_s + self.config.overhead_s:
+                    ahead_s += return_s
+                    due.append((slack_s, c))
+                else:
+                    early.append(c)
+        by_rank = {r.rid: -r.priority for r in waiting}
+        new.sort(key=lambda c: (by_rank[c.rid], -c.priority, c.rid))
+        other.sort(key=lambda c: (by_rank[c.rid], -c.priority, c.rid))
+        early.sort(key=lambda c: (-c.priority, c.rid))
+        return [c for _, c in due] + new + other, early
+
+    def _candidate(self, r: RequestView, s: Stream, prefill_s: float, view: EngineView) -> Candidate:
+        started_or_unread = s.buffer is None or not s.unstarted
+        return Candidate(
+            rid=r.rid,
+            need_tokens=r.takes_tokens + self.config.growth_tokens + view.page_tokens,
+            priority=self._rank(s, prefill_s),
+            window_s=max(prefill_s + self.config.eps_s, self.config.min_slack_s),
+            margin=self.config.switch_margin if started_or_unread else 0.0,
+            holds_back=s.wait_s(self.now_s) >= self.config.hold_back_s,
+        )
+
+    def _early_returns(self, early: Sequence[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
+        """Work-conserving returns ahead of need, only where what comes back can stay: else it would be parked again at once."""
+        if chosen.unserved or chosen.park:
+            return
+        room, slots, running = chosen.room_tokens, chosen.slots, running + len(chosen.admit)
+        for c in early:
+            running += 1
+            if slots <= 0 or room - c.need_tokens < self.config.return_steps * running:
+                return
+            room -= c.need_tokens
+            slots -= 1
+            yield c.rid
+
+    def _relief(
+        self, running: Sequence[RequestView], victims: Sequence[Victim], view: EngineView, shortage: int
+    ) -> tuple[Rid, ...]:
+        """Nothing waits, or nothing fits, and the running streams are about to outgrow memory."""
+        with_slack = [v for v in victims if v.slack_s > self.config.min_slack_s]
+        park = relieve(with_slack, shortage_tokens=shortage)
+        if park or view.device_free_tokens >= 2 * view.page_tokens * len(running) or len(running) < 2:
+            return park
+        # The next steps would run out of memory and the engine would retract somebody, forgetting its KV. The one with
+        # the most slack is the least bad choice, whatever its slack.
+        anyone = [self._victim(r) for r in running if r.preemptible and r.output_tokens > 0 and r.copying_tokens == 0]
+        return relieve(anyone, shortage_tokens=1)
+
+    def _may_park(self, r: RequestView) -> bool:
+        s = self.streams.by_rid.get(r.rid)
+        if s is None or not r.preemptible or r.output_tokens == 0 or r.copying_tokens > 0:
+            return False
+        ran = r.output_tokens - s.output_at_admission
+        return s.parks < self.config.max_parks and ran >= self.config.min_run_tokens
+
+    def _victim(self, r: RequestView) -> Victim:
+        s = self.streams.by_rid[r.rid]
+        slack_s = math.inf if s.buffer is None else s.buffer.slack_s(self.now_s)
+        return Victim(r.rid, r.frees_tokens, self._rank(s, 0.0), slack_s)
+
+    def _slack_s(self, s: Stream) -> float:
+        """Slack of a reader; of work without one a virtual slack that falls while it waits, so that none starves."""
+        if s.buffer is not None:
+            return s.buffer.slack_s(self.now_s)
+        return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
+
+    def _rank(self, s: Stream, prefill_s: float) -> float:
+        return self._priority(
+            slack_s=self._slack_s(s),
+            wait_s=s.wait_s(self.now_s),
+            unstarted=s.unstarted and s.buffer is not None,
+            prefill_s=prefill_s,
+            config=self.config,
+        )
+
+    def _must_decode_first(
+        self, running: Sequence[RequestView], prefilling: Sequence[RequestView], must: Sequence[Candidate]
+    ) -> bool:
+        """A reader would run dry during the next prefill chunk, which the engine runs without decoding."""
+        if self.decodes_since_prefill >= self.config.defer_steps or not (prefilling or must):
+            return False
+        chunk_s = max((c.window_s for c in must), default=self.config.eps_s)
+        lowest_s = math.inf
+        for r in running:
+            s = self.streams.by_rid.get(r.rid)
+            if s is not None and s.buffer is not None and s.buffer.generated_tokens > 0:
+                lowest_s = min(lowest_s, s.buffer.slack_s(self.now_s))
+        return lowest_s < min(chunk_s, self.config.eps_s) / 2
+
+    # ---- what others may see
+
+    def slack_of(self, rid: Rid, now_s: float) -> float | None:
+        """Seconds the client can go on; None without a reader, or before its first token."""
+        s = self.streams.by_rid.get(rid)
+        if s is None or s.buffer is None or s.buffer.generated_tokens == 0:
+            return None
+        return s.buffer.slack_s(now_s)
+
+    def snapshot(self, now_s: float) -> list[Mapping[str, Any]]:
+        """Each stream's buffer, for the state route and metrics. Tokens of the last few steps may be missing."""
+        rows: list[Mapping[str, Any]] = []
+        for s in self.streams:
+            reader = s.reader if s.buffer is not None or s.reader is not ReaderClass.READER else ReaderClass.BATCH
+            row: dict[str, Any] = {
+                "id": s.rid,
+                "class": reader.value,
+                "generated_tokens": s.output_tokens,
+                "consumed_tokens": None,
+                "buffer_tokens": None,
+                "slack_s": None,
+                "read_rate_tok_s": s.read_rate_tok_s,
+                "parks": s.parks,
+            }
+            if s.buffer is not None:
+                row["consumed_tokens"] = s.buffer.consumed_tokens(now_s)
+                row["buffer_tokens"] = s.buffer.buffer_tokens(now_s)
+                row["slack_s"] = s.buffer.slack_s(now_s)
+            rows.append(row)
+        return rows

@@ -1,0 +1,137 @@
+"""The policy's book of streams: who each is, what its client holds, when it last ran.
+
+Owns what was learned from events; looks at no view. Invariant: reading it never changes it, and settling what
+is pending early or late gives the same book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .buffers import ClientBuffer
+from .types import Arrived, Emitted, ReaderClass, Rid
+
+_PENDING_LIMIT = 8  # steps whose emissions may wait to be folded while nobody needs to know slack
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request that the policy knows. Times in seconds of rank 0's clock."""
+
+    rid: Rid
+    reader: ReaderClass
+    prompt_tokens: int
+    read_rate_tok_s: float | None
+    buffer: ClientBuffer | None  # None while nobody reads: agents, batch, withheld reasoning
+    away_since_s: float  # when it arrived or was parked
+    running: bool = False
+    output_tokens: int = 0
+    output_at_admission: int = 0
+    published_tokens: int = 0  # as the engine reported
+    parks: int = 0
+    refused_until_s: float = 0.0
+
+    @property
+    def unstarted(self) -> bool:
+        return self.output_tokens == 0
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds since it last ran; 0 while it runs."""
+        return 0.0 if self.running else max(0.0, now_s - self.away_since_s)
+
+
+class Streams:
+    """Streams by rid, in order of arrival."""
+
+    def __init__(self, default_read_rate_tok_s: float) -> None:
+        self.default_read_rate_tok_s = default_read_rate_tok_s
+        self.by_rid: dict[Rid, Stream] = {}
+        self.away: dict[Rid, Stream] = {}
+        self._unstamped: list[Stream] = []
+        self._pending: list[tuple[float, Emitted]] = []
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self.by_rid.values())
+
+    def arrive(self, event: Arrived, now_s: float) -> None:
+        rate = event.read_rate_tok_s
+        if event.reader is ReaderClass.READER and rate is None:
+            rate = self.default_read_rate_tok_s
+        reads = event.reader is ReaderClass.READER and not event.withheld
+        buffer = ClientBuffer(event.rid, rate) if reads and rate is not None else None
+        stream = Stream(event.rid, event.reader, event.prompt_tokens, rate, buffer, now_s)
+        self.by_rid[event.rid] = stream
+        self.away[event.rid] = stream
+        self._unstamped.append(stream)
+
+    def stamp(self, now_s: float) -> None:
+        """A tick came. An arrival on an idle engine precedes its first tick, so its time is known only now."""
+        for stream in self._unstamped:
+            stream.away_since_s = now_s
+        self._unstamped.clear()
+
+    def admit(self, rid: Rid) -> None:
+        stream = self.by_rid.get(rid)
+        if stream is None:
+            return
+        self.away.pop(rid, None)
+        stream.running = True
+        stream.output_at_admission = stream.output_tokens
+        stream.published_tokens = stream.prompt_tokens + stream.output_tokens  # a prefill publishes what it computed
+
+    def park(self, rid: Rid, now_s: float) -> None:
+        stream = self.by_rid.get(rid)
+        if stream is None:
+            return
+        self.settle()
+        self.away[rid] = stream
+        stream.running = False
+        stream.away_since_s = now_s
+        stream.parks += 1
+
+    def publish(self, rid: Rid, up_to: int) -> None:
+        stream = self.by_rid.get(rid)
+        if stream is not None:
+            stream.published_tokens = max(stream.published_tokens, up_to)
+
+    def finish(self, rid: Rid) -> None:
+        self.by_rid.pop(rid, None)
+        self.away.pop(rid, None)
+
+    def reveal(self, rid: Rid, output_tokens: int) -> None:
+        """Withheld reasoning is over: from here on there is a reader, and nothing before counts as read."""
+        stream = self.by_rid.get(rid)
+        if stream is None or stream.buffer is not None or stream.read_rate_tok_s is None:
+            return
+        stream.buffer = ClientBuffer(rid, stream.read_rate_tok_s, hidden_tokens=output_tokens)
+
+    def emit(self, event: Emitted, now_s: float) -> None:
+        """Kept for later: per stream and step this is the hottest place of the policy."""
+        self._pending.append((now_s, event))
+        if self.away or len(self._pending) >= _PENDING_LIMIT:
+            self.settle()
+
+    def settle(self) -> None:
+        """Fold pending emissions into the buffers, runs of the same batch at once."""
+        pending, self._pending = self._pending, []
+        start = 0
+        while start < len(pending):
+            end = start + 1
+            while end < len(pending) and pending[end][1].rids == pending[start][1].rids:
+                end += 1
+            self._fold(pending[start:end])
+            start = end
+
+    def _fold(self, run: list[tuple[float, Emitted]]) -> None:
+        last_s, last = run[-1]
+        by_rid = self.by_rid
+        for i, rid in enumerate(last.rids):
+            stream = by_rid.get(rid)
+            if stream is None:
+                continue
+            stream.output_tokens = last.output_tokens[i]
+            buffer = stream.buffer
+            if buffer is not None and not buffer.emit_run(last_s, last.output_tokens[i]):
+                for at_s, event in run:
+                    buffer.emit(at_s, event.output_tokens[i])

@@ -1,0 +1,1 @@
+"""What SGLang lacks to run on plain torch on a CPU; knows nothing of scheduling and imports nothing."""

@@ -1,0 +1,1 @@
+"""What arrives: scenarios from TOML and the seeded requests they stand for. Knows no engine."""
