@@ -49,7 +49,8 @@ class Engine:
         from tokenflow_sgl.adapter import args
         from tokenflow_sgl.bench.models import ensure_model
 
-        model = ensure_model("tiny", REPO / "models" / "tiny")
+        model = REPO / "models" / "tiny"
+        ensure_model("tiny", model)
         argv = ["--model-path", str(model), "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"]
         argv += ["--mem-fraction-static", "0.1", "--skip-server-warmup", "--enable-hierarchical-cache", "--hicache-ratio", "4"]
         argv += ["--hicache-write-policy", "write_through", "--random-seed", "1", *flags]

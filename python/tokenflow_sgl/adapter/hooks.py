@@ -1,7 +1,7 @@
 """Table of every attribute of SGLang that this package uses, and its check against the installed release.
 
 Owns the list of what must exist; installs nothing. Invariant: a name of SGLang that our code relies on has a row here,
-so a release that renamed it stops the server at start, by name, instead of serving without us or failing later.
+so a release that renamed it stops the server at start, by name, and does not serve without us or fail later.
 
 Kinds: OVERRIDE a method our subclass overrides; REPLACE and HOOK targets we put ourselves into; CALL what we call; FIELD
 an attribute we read or write. A FIELD on a class that sets it in __init__ only has no class attribute to find: it is
@@ -109,7 +109,6 @@ USES: tuple[Use, ...] = (
         "enable_priority_scheduling",
         "last_batch",
         "policy",
-        "ps",
         "running_batch",
         "schedule_low_priority_values_first",
         "schedule_policy",
@@ -123,7 +122,7 @@ USES: tuple[Use, ...] = (
     *_rows(CALL, "sglang.srt.mem_cache.common", "release_kv_cache(req, tree_cache, checkpoint)"),
     *_rows(CALL, _SCHEDULER, "get_num_allocatable_reqs(running_bs, running_batch)"),
     *_rows(FIELD, _SCHEDULER, "forward_ct", "max_total_num_tokens", "page_size", "token_to_kv_pool_allocator"),
-    *_rows(CALL, _TREE, "checkpoint(req, up_to)", "evictable_size", "lock(node)", "unlock"),
+    *_rows(CALL, _TREE, "checkpoint(req, up_to)", "evictable_size", "lock(node_id)", "unlock"),
     *_rows(FIELD, _TREE, "ongoing_write_through"),
     *_rows(CALL, f"{_BATCH}.ScheduleBatch", "filter_batch(keep_indices)"),
     *_rows(CALL, f"{_BATCH}.Req", "init_next_round_input(tree_cache)", "next_output_finishes_by_length"),

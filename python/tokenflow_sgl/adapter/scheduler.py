@@ -13,6 +13,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.runtime_context import get_parallel
 from sglang.utils import TypeBasedDispatcher
 
 from ..core.driver import drive_step
@@ -62,8 +63,7 @@ class TokenFlowScheduler(Scheduler):
         if path is None:
             return None
         # One file a rank: the ranks' journals must be identical, and that can be checked only if they are apart.
-        rank = self.ps.tp_rank if hasattr(self, "ps") else self.tp_rank
-        suffix = f".rank{rank}" if self.tp_size > 1 else ""
+        suffix = f".rank{get_parallel().tp_rank}" if self.tp_size > 1 else ""
         return Journal.open(f"{path}{suffix}", header)
 
     def init_schedule_policy(self) -> None:

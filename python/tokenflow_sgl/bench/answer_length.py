@@ -50,7 +50,7 @@ def tokens_after_this(params: dict[str, Any] | None) -> int | None:
     if params is None or type(params.get(PARAM)) is not int or "__req__" not in params:
         return None
     req = params["__req__"]
-    number = req.kv.kv_committed_len - len(req.origin_input_ids) + 1
+    number: int = req.kv.kv_committed_len - len(req.origin_input_ids) + 1
     return int(params[PARAM]) - number
 
 

@@ -16,7 +16,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 RECIPE_FILE = "tokenflow_model.json"
-# Raise it when anything below changes what is written: directories of an older recipe are then made anew.
-RECIPE_VERSION = 1
 VOCAB = 1024
 CONTEXT_TOKENS = 16384
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -62,7 +61,8 @@ def ensure_model(name: str, directory: Path, *, seed: int = 0) -> bool:
     """
     if name not in SHAPES:
         raise ValueError(f"model {name!r}: valid names are {', '.join(SHAPES)}")
-    recipe: dict[str, Any] = {"recipe": RECIPE_VERSION, "name": name, "seed": seed, "shape": asdict(SHAPES[name])}
+    # With this file's digest, a model made by an older version of it is made anew.
+    recipe: dict[str, Any] = {"name": name, "seed": seed, "maker": sha256(Path(__file__).read_bytes()).hexdigest()}
     if _is_ready(directory, recipe):
         return False
     if directory.exists() and any(directory.iterdir()) and not (directory / RECIPE_FILE).exists():
@@ -96,7 +96,7 @@ def _write_model(shape: Shape, directory: Path, *, seed: int) -> None:
 
     tokenizer = train_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIALS}
+    ids = tokenizer.get_vocab(with_added_tokens=True)
     _write_json(directory / "tokenizer_config.json", _tokenizer_config())
     _write_json(directory / "config.json", _model_config(shape, ids))
     _write_json(
@@ -224,21 +224,24 @@ _LOGIT_GAIN = 3.0
 
 # Training text of the tokenizer: prose, chat, numbers, code and JSON, so that grammars have tokens to choose from.
 _TEXT = """\
-A server that streams text to people is not judged by how fast it can write, but by how the words arrive. A reader takes
-in five or six words each second; a machine can write ten times as many. Whoever runs ahead of the reader fills a buffer,
-and a full buffer is time that can be lent to somebody else. When many new readers come at once, the ones who have much
-to read can wait a little, while those who have nothing yet are served first. Nobody should notice that anything was
-paused: the page must not run dry, the first word must come soon, and every word must come exactly once and in order.
+A server that streams text to people is not judged by how fast it can write, but by how the words arrive. A
+reader takes in five or six words each second; a machine can write ten times as many. Whoever runs ahead of the
+reader fills a buffer, and a full buffer is time that can be lent to somebody else. When many new readers come
+at once, the ones who have much to read can wait a little, while those who have nothing yet are served first.
+Nobody should notice that anything was paused: the page must not run dry, the first word must come soon, and
+every word must come exactly once and in order.
 
-Once upon a time there was a small harbour town between the mountains and the sea. Every morning the fishermen went out
-before the sun was up, and every evening they came back with their boats full of silver fish. The children waited on the
-old stone wall, counting the sails: one, two, three, four, five, six, seven, eight, nine, ten. "How was the water today?"
-they would ask, and the answer was always the same: "Cold and deep, but kind." In winter the storms kept everybody at
-home. Then they told each other stories about far countries, strange animals, lost ships and the long way back.
+Once upon a time there was a small harbour town between the mountains and the sea. Every morning the fishermen
+went out before the sun was up, and every evening they came back with their boats full of silver fish. The
+children waited on the old stone wall, counting the sails: one, two, three, four, five, six, seven, eight, nine,
+ten. "How was the water today?" they would ask, and the answer was always the same: "Cold and deep, but kind."
+In winter the storms kept everybody at home. Then they told each other stories about far countries, strange
+animals, lost ships and the long way back.
 
-The weather has been changing quickly this week. On Monday it was warm and dry, on Tuesday there was heavy rain, and by
-Thursday the first snow had fallen on the hills. Please bring a coat, an umbrella and something to drink. We will leave
-at 7:30 from the station and should be there around 11:45, although the train is sometimes 10 or 20 minutes late.
+The weather has been changing quickly this week. On Monday it was warm and dry, on Tuesday there was heavy rain,
+and by Thursday the first snow had fallen on the hills. Please bring a coat, an umbrella and something to drink.
+We will leave at 7:30 from the station and should be there around 11:45, although the train is sometimes 10 or
+20 minutes late.
 
 Question: What is the capital of France? Answer: The capital of France is Paris.
 Question: Why is the sky blue? Answer: Because air scatters short waves of light more strongly than long ones.
@@ -247,9 +250,10 @@ Question: Can you help me to write a letter? Answer: Of course. Tell me who it i
 Hello! How are you today? I am fine, thank you. What would you like to know? I'd like to learn about music, history and
 computers. That's great, let's start with something simple. Don't worry if you don't understand everything at first.
 
-To make bread you need flour, water, salt and a little yeast. Mix them well, let the dough rest for an hour, shape it,
-and bake it until the crust is brown. To make tea, boil water, pour it over the leaves, and wait for three minutes.
-First, open the window. Second, turn off the light. Third, lock the door behind you. Finally, put the key in the box.
+To make bread you need flour, water, salt and a little yeast. Mix them well, let the dough rest for an hour,
+shape it, and bake it until the crust is brown. To make tea, boil water, pour it over the leaves, and wait for
+three minutes. First, open the window. Second, turn off the light. Third, lock the door behind you. Finally, put
+the key in the box.
 
 def count(words, limit=10):
     total = 0
@@ -274,11 +278,12 @@ print(json.dumps({"name": "Ada", "age": 36, "city": "London", "tags": ["math", "
 {"id": 1024, "price": 19.99, "items": [{"name": "pen", "count": 3}, {"name": "book", "count": 12}], "paid": false}
 x = (a + b) * c - d / 2; y = x % 7; z = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]; assert x != y and y <= z[-1]
 2024-01-15 08:30:00 info: 100 requests, 256 tokens, 512 pages, 1000 ms, 3.14159 s, 42%, #17, http://example.com/a?b=c&d=1
-the of and to in a is that for it was on are as with his they at be this from have or by one had not but what all were
-when we there can an your which their said if do will each about how up out them then she many some so these would other
-into has more her two like him see time could no make than first been its who now people my made over did down only way
-find use may water long little very after words called just where most know get through back much before go good new write
-our used me man too any day same right look think also around another came come work three word must because does part even
+the of and to in a is that for it was on are as with his they at be this from have or by one had not but what
+all were when we there can an your which their said if do will each about how up out them then she many some so
+these would other into has more her two like him see time could no make than first been its who now people my
+made over did down only way find use may water long little very after words called just where most know get
+through back much before go good new write our used me man too any day same right look think also around another
+came come work three word must because does part even
 """
 
 

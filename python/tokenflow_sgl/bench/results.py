@@ -30,8 +30,8 @@ PACKAGES = ("tokenflow_sgl", "sglang", "torch", "transformers", "numpy", "aiohtt
 class RunRecord:
     """One run of one server on one seed: raw times, what the server reported meanwhile, and the machine's load.
 
-    transitions: park / return / admit / finish with at_s on the records' clock. samples: answers of /tokenflow/state with
-    their own `at_s` on that clock. parks, resumes: None for a server that does not report them.
+    transitions: park / return / admit / finish with at_s on the records' clock. samples: answers of /tokenflow/state
+    with their own `at_s` on that clock. parks, resumes: None for a server that does not report them.
     """
 
     server: str

@@ -15,10 +15,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
 
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 after a complete measurement, 1 if a server failed, 2 for a wrong argument."""
     parser = argparse.ArgumentParser(prog="python -m tokenflow_sgl.bench.run", description="Measure live servers.")
     parser.add_argument("scenario", help=f"{', '.join(list_scenarios())}, or a .toml file")
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=URL", help="repeat for several servers")
+    parser.add_argument("--server", action="append", required=True, metavar="NAME=URL", help="repeat for more servers")
     parser.add_argument("--seeds", default="3", help="how many, or a list: 1,2,7 (default 3)")
     parser.add_argument("--max-tokens-factor", type=float, default=1.0, help="limit / answer length (default 1)")
     parser.add_argument("--json", type=Path, help="write the results here, raw times in a folder beside it")

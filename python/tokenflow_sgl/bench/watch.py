@@ -1,7 +1,7 @@
 """What a TokenFlow server tells about itself while it is measured.
 
-Owns the polling of GET /tokenflow/state and the bridge from the server's clock to the client's. Judges nothing. Invariant:
-transitions and samples are on the same clock as the client's records, and hold this run only.
+Owns the polling of GET /tokenflow/state and the bridge from the server's clock to the client's. Judges nothing.
+Invariant: transitions and samples are on the same clock as the client's records, and hold this run only.
 """
 
 from __future__ import annotations

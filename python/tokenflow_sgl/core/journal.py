@@ -19,6 +19,7 @@ _EVENTS: dict[str, type] = {
     c.__name__: c for c in (t.Arrived, t.Emitted, t.Visible, t.Reported, t.Finished, t.Tick, t.Applied)
 }
 _ENUMS: dict[str, type[Enum]] = {"phase": Phase, "reader": t.ReaderClass}
+_NOTHING = Plan()
 _VIEW_FIELDS = [f.name for f in fields(EngineView) if f.name not in ("build", "built")]
 
 
@@ -52,6 +53,8 @@ class Journal:
         return cls(Path(path).open("w", encoding="utf-8"), header)
 
     def __call__(self, events: Sequence[Event], view: EngineView, plan: Plan) -> None:
+        if not events and view.built is None and plan == _NOTHING:
+            return
         record = {
             "events": [[type(e).__name__, _plain(e)] for e in events],
             "view": {name: getattr(view, name) for name in _VIEW_FIELDS},

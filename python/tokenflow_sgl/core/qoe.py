@@ -94,10 +94,17 @@ def tbt_s(record: StreamRecord) -> tuple[float, ...]:
     return tuple(later - earlier for earlier, later in pairwise(shown))
 
 
-def stalls(record: StreamRecord) -> Stalls:
-    """A stall is a gap of more than 1/R + 250 ms; its length is the gap less 1/R (design 1.4)."""
+def stall_intervals(record: StreamRecord) -> tuple[tuple[float, float], ...]:
+    """(from, to) in seconds of each stall: a gap of more than 1/R + 250 ms, counted from when the token was due."""
     pace_s = 1.0 / record.read_rate_tok_s
-    lengths = [gap_s - pace_s for gap_s in tbt_s(record) if gap_s > pace_s + STALL_GRACE_S + _ROUNDING_S]
+    shown = display_times(record.arrivals_s, record.read_rate_tok_s)
+    limit_s = pace_s + STALL_GRACE_S + _ROUNDING_S
+    return tuple((earlier + pace_s, later) for earlier, later in pairwise(shown) if later - earlier > limit_s)
+
+
+def stalls(record: StreamRecord) -> Stalls:
+    """How often, how long in all and how long at worst a reader waited in `stall_intervals`: the gap less 1/R."""
+    lengths = [end_s - begin_s for begin_s, end_s in stall_intervals(record)]
     return Stalls(len(lengths), sum(lengths), max(lengths, default=0.0))
 
 
@@ -107,10 +114,10 @@ def rebuffer_s(record: StreamRecord) -> float:
     return sum(max(gap_s - pace_s, 0.0) for gap_s in tbt_s(record))
 
 
-def buffer_tokens(record: StreamRecord, at_s: float) -> int:
-    """Tokens that have arrived by `at_s` and are not yet displayed."""
+def buffer_tokens(record: StreamRecord, times_s: Iterable[float]) -> tuple[int, ...]:
+    """For each time, the tokens that have arrived by then and are not yet displayed."""
     shown = display_times(record.arrivals_s, record.read_rate_tok_s)
-    return bisect_right(record.arrivals_s, at_s) - bisect_right(shown, at_s)
+    return tuple(bisect_right(record.arrivals_s, at_s) - bisect_right(shown, at_s) for at_s in times_s)
 
 
 def buffers_at_production(record: StreamRecord) -> tuple[int, ...]:

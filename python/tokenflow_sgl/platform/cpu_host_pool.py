@@ -37,8 +37,9 @@ class HostPool(Protocol):
 
 
 def register() -> None:
-    """Make the host pool work, in this process, if TorchCpuPlatform is in force. Call it from a plugin, before hooks apply.
+    """Make the host pool work in this process, if TorchCpuPlatform is in force.
 
+    To be called by a general plugin, because hooks are applied when these have run.
     Raises AttributeError or ImportError when the installed SGLang has no such pool.
     """
     from sglang.srt.platforms import current_platform
@@ -102,4 +103,4 @@ def back_up_layers(
 def _require_token_layout(layout: str) -> None:
     # Indexed by token, a page-indexed view would be written at the wrong place without any error.
     if layout not in _TOKEN_LAYOUTS:
-        raise ValueError(f"--hicache-mem-layout {layout} does not work on a CPU; use one of {', '.join(_TOKEN_LAYOUTS)}")
+        raise ValueError(f"--hicache-mem-layout {layout} does not work on a CPU; use {' or '.join(_TOKEN_LAYOUTS)}")

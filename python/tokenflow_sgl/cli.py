@@ -1,0 +1,47 @@
+"""The command `tokenflow`: one entry to what the package does.
+
+Owns the subcommands; each imports what it needs when it is called. Invariant: exit status 0 means it did what was asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`tokenflow serve ...` and `tokenflow replay JOURNAL`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["serve"]:
+        # All flags after `serve` are the server's own, --help included.
+        from .launch_server import main as serve
+
+        serve(argv[1:])
+        return 0
+    parser = argparse.ArgumentParser(prog="tokenflow", description="SGLang with buffer-aware preemptive scheduling")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("serve", help="same as python -m tokenflow_sgl.launch_server", add_help=False)
+    replay = commands.add_parser("replay", help="run a journal through its policy; fails at the first plan that differs")
+    replay.add_argument("journal", help="file written by --tokenflow-journal")
+    return _replay(parser.parse_args(argv).journal)
+
+
+def _replay(path: str) -> int:
+    from .core.journal import replay
+    from .core.policies import policy_from_header
+
+    try:
+        agreed, difference = replay(path, policy_from_header)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"tokenflow replay: {path}: {error}", file=sys.stderr)
+        return 2
+    if difference is not None:
+        print(f"{path}: {agreed} steps agree, then {difference}", file=sys.stderr)
+        return 1
+    print(f"{path}: {agreed} steps, all plans agree")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
