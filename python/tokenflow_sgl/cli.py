@@ -1,6 +1,6 @@
 """The command `tokenflow`: one entry to what the package does.
 
-Owns the subcommands; each imports what it needs when it is called. Invariant: exit status 0 means it did what was asked.
+Owns the subcommands; each imports what it needs when it is called. Invariant: exit status 0 means done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tokenflow", description="SGLang with buffer-aware preemptive scheduling")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help="same as python -m tokenflow_sgl.launch_server", add_help=False)
-    replay = commands.add_parser("replay", help="run a journal through its policy; fails at the first plan that differs")
+    replay = commands.add_parser(
+        "replay", help="run a journal through its policy; fails at the first plan that differs"
+    )
     replay.add_argument("journal", help="file written by --tokenflow-journal")
     return _replay(parser.parse_args(argv).journal)
 

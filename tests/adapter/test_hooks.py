@@ -43,10 +43,9 @@ def test_subclasses_call_super_without_arguments() -> None:
 
 @pytest.fixture
 def doctored() -> Iterator[types.ModuleType]:
-    """A scratch upstream with one class and one function."""
+    """A scratch upstream with one class."""
     module = types.ModuleType("scratch_upstream")
-    source = "class Worker:\n    def __init__(self):\n        self.queue = []\n    def run(self, batch, rest=()):\n        ...\n"
-    exec(source, vars(module))
+    exec("class Worker:\n    def run(self, batch, rest=()): ...", vars(module))
     sys.modules[module.__name__] = module
     yield module
     del sys.modules[module.__name__]
@@ -100,22 +99,18 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugin, "_installed", [])
     monkeypatch.setattr(HookRegistry, "_hooks", type(HookRegistry._hooks)(list))
     monkeypatch.setattr(HookRegistry, "_patched", set())
-    apply_hooks = vars(HookRegistry)["apply_hooks"]
-    targets = ("sglang.srt.server_args.ServerArgs", "sglang.srt.managers.scheduler")
-    kept = [(t, n) for t, n in ((targets[0], "add_cli_args"), (targets[0], "from_cli_args"),
-                                (targets[0], "check_server_args"), (targets[1], "Scheduler"))]  # fmt: skip
-    owners = [(_resolve(path), name) for path, name in kept]
-    originals = [(owner, name, vars(owner)[name]) for owner, name in owners]
+    monkeypatch.setattr(HookRegistry, "apply_hooks", HookRegistry.apply_hooks)
+    server_args = importlib.import_module("sglang.srt.server_args").ServerArgs
+    methods = {n: vars(server_args)[n] for n in ("add_cli_args", "from_cli_args", "check_server_args")}
+    importlib.import_module("tokenflow_sgl.adapter.scheduler")  # now, so that its own binding is among the kept
+    stock = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    # A REPLACE reaches every module that holds the class; whoever runs after us in this process wants stock back.
+    holders = [(m, n) for m in list(sys.modules.values()) for n, v in list(vars(m).items()) if v is stock]
     yield
-    HookRegistry.apply_hooks = apply_hooks  # type: ignore[method-assign]
-    for owner, name, value in originals:
-        setattr(owner, name, value)
-
-
-def _resolve(path: str) -> object:
-    import pkgutil
-
-    return pkgutil.resolve_name(path)
+    for name, method in methods.items():
+        setattr(server_args, name, method)
+    for module, name in holders:
+        setattr(module, name, stock)
 
 
 def test_register_stops_the_process_when_a_hook_is_missing(switched_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +145,7 @@ def test_hook_that_upstream_could_not_apply_stops_the_process(
         whole(cls, target, registered)
 
     monkeypatch.setattr(HookRegistry, "_apply_target", classmethod(failing))
-    with pytest.raises(SystemExit, match="hook .*from_cli_args is not in force"):
+    with pytest.raises(SystemExit, match=r"hook .*from_cli_args is not in force"):
         HookRegistry.apply_hooks()
 
 
@@ -188,5 +183,5 @@ def test_process_that_was_asked_for_and_has_no_plugin_stops(monkeypatch: pytest.
     monkeypatch.setattr(plugin, "_installed", [])
     monkeypatch.setenv(plugin.ENV_ENABLE, "1")
     monkeypatch.setenv("SGLANG_PLUGINS", "other")
-    with pytest.raises(SystemExit, match="did not load our plugin.*'other'"):
+    with pytest.raises(SystemExit, match=r"did not load our plugin.*'other'"):
         plugin.verify_in_force()

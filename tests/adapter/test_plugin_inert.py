@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 _ASK = """
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -54,11 +52,10 @@ def test_switched_on_process_is_ours() -> None:
     assert "scheduler: tokenflow_sgl.adapter.scheduler flags: True" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("module", ["scheduler", "executor"])
-def test_launcher_with_a_broken_import_ends_non_zero_and_names_it(module: str) -> None:
-    done = run(_BROKEN.format(module=module))
+def test_launcher_with_a_broken_import_ends_non_zero_and_names_it() -> None:
+    done = run(_BROKEN.format(module="executor"))
     assert done.returncode != 0
-    assert f"tokenflow_sgl.adapter.{module}" in done.stderr and "cannot be loaded into SGLang" in done.stderr
+    assert "tokenflow_sgl.adapter.executor" in done.stderr and "cannot be loaded into SGLang" in done.stderr
 
 
 def test_launcher_whose_plugin_upstream_leaves_out_ends_non_zero_with_the_reason() -> None:

@@ -38,7 +38,9 @@ class Stream:
 class Engine:
     """`flags` are server flags; `settings` those of TokenflowSettings; None runs stock's scheduler class."""
 
-    def __init__(self, flags: Sequence[str] = (), settings: dict[str, Any] | None = None, *, stock: bool = False) -> None:
+    def __init__(
+        self, flags: Sequence[str] = (), settings: dict[str, Any] | None = None, *, stock: bool = False
+    ) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         from sglang.srt.plugins import load_plugins
 
@@ -51,8 +53,24 @@ class Engine:
 
         model = REPO / "models" / "tiny"
         ensure_model("tiny", model)
-        argv = ["--model-path", str(model), "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"]
-        argv += ["--mem-fraction-static", "0.1", "--skip-server-warmup", "--enable-hierarchical-cache", "--hicache-ratio", "4"]
+        argv = [
+            "--model-path",
+            str(model),
+            "--device",
+            "cpu",
+            "--attention-backend",
+            "torch_native",
+            "--dtype",
+            "float32",
+        ]
+        argv += [
+            "--mem-fraction-static",
+            "0.1",
+            "--skip-server-warmup",
+            "--enable-hierarchical-cache",
+            "--hicache-ratio",
+            "4",
+        ]
         argv += ["--hicache-write-policy", "write_through", "--random-seed", "1", *flags]
         self.server_args = prepare_server_args(argv)
         args.attach(self.server_args, args.TokenflowSettings.from_mapping(settings or {}))
@@ -124,7 +142,9 @@ class Engine:
         def stepped(*args: Any, **kwargs: Any) -> Any:
             self.iterations += 1
             scheduler.gracefully_exit = until(self)
-            if not scheduler.gracefully_exit and (self.iterations - first > max_iterations or time.monotonic() > deadline):
+            if not scheduler.gracefully_exit and (
+                self.iterations - first > max_iterations or time.monotonic() > deadline
+            ):
                 raise TimeoutError(f"not done after {self.iterations - first} iterations: {self.unfinished()}")
             return ingest(scheduler, *args, **kwargs)
 
@@ -136,7 +156,9 @@ class Engine:
             scheduler.gracefully_exit = False
             del scheduler.ingest_requests
 
-    def run_until_done(self, rids: Sequence[str] | None = None, each: Callable[[Engine], None] | None = None, **limits: Any) -> None:
+    def run_until_done(
+        self, rids: Sequence[str] | None = None, each: Callable[[Engine], None] | None = None, **limits: Any
+    ) -> None:
         """Until the streams named (all by default) have ended, then until the engine is idle and checked for leaks."""
         wanted = list(self.streams if rids is None else rids)
 
@@ -195,7 +217,9 @@ class Engine:
         stream.prompt_tokens = message.prompt_tokens[i]
         stream.cached_tokens = message.cached_tokens[i]
         if message.output_token_logprobs_val and message.output_token_logprobs_val[i] is not None:
-            stream.logprobs += zip(message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], strict=True)
+            stream.logprobs += zip(
+                message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], strict=True
+            )
         if message.finished_reasons[i] is not None:
             assert stream.finish is None, f"{stream.rid} ended twice"
             stream.finish = message.finished_reasons[i]

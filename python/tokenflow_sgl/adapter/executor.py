@@ -12,6 +12,7 @@ from typing import Any
 from sglang.srt.mem_cache.common import release_kv_cache
 
 from ..core.types import EngineView, Phase, RequestView, Rid
+from . import state_report
 from .admission import Admission
 from .ledger import Ledger
 from .request_state import parkable_now
@@ -183,6 +184,7 @@ class SglangExecutor:
             return False
         s, batch = self.scheduler, self.running_batch
         kept_tokens = req.kv.cache_protected_len
+        slack_s = state_report.slack_s(s, rid)
         keep = [i for i, r in enumerate(batch.reqs) if r is not req]
         release_kv_cache(req, s.tree_cache, checkpoint=False)
         req.reset_for_retract()  # marks it retracted, which makes the result processors drop its token in flight
@@ -195,6 +197,8 @@ class SglangExecutor:
         req.tokenflow.parks += 1
         self.ledger.counters["parks"] += 1
         self.ledger.transition(rid, "park", kept_tokens)
+        if slack_s is not None:
+            self.ledger.slack_at_park_s.append(slack_s)
         logger.debug("park %s: %d of %d tokens kept", rid, kept_tokens, len(req.origin_input_ids) + len(req.output_ids))
         return True
 
@@ -229,5 +233,5 @@ class SglangExecutor:
     def admit(self, order: Sequence[Rid] | None, *, reserve_tokens: int | None, prefill_tokens: int | None) -> None:
         self.admission.set(order, reserve_tokens, prefill_tokens)
         if order is not None and self.scheduler.waiting_queue:
-            # Set when memory ran out, and cleared by upstream only when somebody leaves; memory also comes back otherwise.
+            # Upstream sets it when memory ran out and clears it only when somebody leaves; other ways free memory too.
             self.running_batch.batch_is_full = False

@@ -3,7 +3,7 @@
 Owns the list of what must exist; installs nothing. Invariant: a name of SGLang that our code relies on has a row here,
 so a release that renamed it stops the server at start, by name, and does not serve without us or fail later.
 
-Kinds: OVERRIDE a method our subclass overrides; REPLACE and HOOK targets we put ourselves into; CALL what we call; FIELD
+Kinds: OVERRIDE a method our subclass overrides; REPLACE, HOOK targets we put ourselves into; CALL what we call; FIELD
 an attribute we read or write. A FIELD on a class that sets it in __init__ only has no class attribute to find: it is
 looked for as `self.NAME` in the source of the class and its bases, which tells that it exists, not when.
 """

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.types import Applied, Arrived, Emitted, Event, Finished, Rid, Tick, Visible
 
 _TRANSITIONS_KEPT = 4096
-COUNTERS = ("parks", "returns", "late_returns", "reprefilled_tokens", "published_tokens", "loaded_tokens")
+COUNTERS = ("parks", "returns", "late_returns", "reprefilled_tokens", "published_tokens", "loaded_tokens", "aborts")
 
 
 class Ledger:
@@ -23,6 +23,7 @@ class Ledger:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.transitions: deque[dict[str, Any]] = deque(maxlen=_TRANSITIONS_KEPT)
         self.seq = 0
+        self.slack_at_park_s: deque[float] = deque(maxlen=_TRANSITIONS_KEPT)  # taken by the metrics
         self.parked: list[Rid] = []
         self.published: list[tuple[Rid, int]] = []
         self._applied: Applied | None = None

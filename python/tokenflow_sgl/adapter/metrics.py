@@ -22,6 +22,7 @@ _COUNTERS = {
     "reprefilled_tokens": "Tokens computed again because a parked stream's tail was dropped or its KV was lost.",
     "published_tokens": "Tokens of running streams inserted in the radix tree, which starts their host copy.",
     "loaded_tokens": "Tokens loaded from host memory at an admission or a return.",
+    "aborts": "Live requests ended by an abort: their client went away, or somebody asked for it.",
 }
 _SLACK_BUCKETS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 

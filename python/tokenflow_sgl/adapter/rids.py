@@ -45,7 +45,7 @@ def header_value(rid: str) -> bytes:
     return quote(rid, safe=_VISIBLE_ASCII, errors="replace").encode("ascii")
 
 
-def _live_requests(scheduler: Any) -> Iterator[Any]:
+def live_requests(scheduler: Any) -> Iterator[Any]:
     yield from scheduler.waiting_queue
     yield from scheduler.grammar_manager.grammar_queue
     if scheduler.chunked_req is not None:
@@ -56,7 +56,7 @@ def _live_requests(scheduler: Any) -> Iterator[Any]:
 @contextmanager
 def only_exact(scheduler: Any, rid: str) -> Iterator[None]:
     """While open, no live request of the scheduler but `rid` itself has an id that begins with `rid`."""
-    hidden = {id(r): r for r in _live_requests(scheduler) if r.rid != rid and r.rid.startswith(rid)}
+    hidden = {id(r): r for r in live_requests(scheduler) if r.rid != rid and r.rid.startswith(rid)}
     for request in hidden.values():
         request.rid = _HIDDEN + request.rid
     try:

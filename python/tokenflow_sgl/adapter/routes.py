@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.responses import ORJSONResponse
 from starlette.middleware import Middleware
 
@@ -50,48 +50,44 @@ def _tokenizer_manager() -> Any:
     return http_server.get_global_state().tokenizer_manager
 
 
-def make_router() -> APIRouter:
+async def tokenflow_state(since: str | None = None) -> ORJSONResponse:
+    """`since` is text: FastAPI's own refusal of a non-integer has another error shape."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+
+    try:
+        after = since_of(since)
+    except rates.BadField as error:
+        return ORJSONResponse(status_code=400, content=error_content(error))
+    manager = _tokenizer_manager()
+    manager.auto_create_handle_loop()
+    replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=messages.STATE_RID))
+    return ORJSONResponse(state_body([r.internal_state for r in replies], after))
+
+
+async def tokenflow_config() -> ORJSONResponse:
+    from . import hooks, plugin
+
+    settings = args.settings_of(_tokenizer_manager().server_args)
+    return ORJSONResponse(
+        {
+            "policy": settings.policy,
+            "config": settings.config.to_mapping(),
+            "journal": settings.journal_path,
+            "script": settings.script_path,
+            "release": hooks.installed_release(),
+            "read_rate": {"min_tok_s": rates.MIN_RATE_TOK_S, "max_tok_s": rates.MAX_RATE_TOK_S},
+            "http": {"hooks": plugin.in_force(), "bridged_requests": bridge_of_app().bridged_requests},
+        }
+    )
+
+
+def add_routes(app: FastAPI) -> None:
+    """Directly on the app: the key check looks at the endpoints of app.routes only, and takes a route of an included
+    router for one that needs no admin key."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    router = APIRouter()
-
-    # `since` as text: FastAPI's own refusal of a non-integer has another error shape.
-    @router.get("/tokenflow/state")
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def tokenflow_state(since: str | None = None) -> ORJSONResponse:
-        from sglang.srt.managers.io_struct import GetInternalStateReq
-
-        try:
-            after = since_of(since)
-        except rates.BadField as error:
-            return ORJSONResponse(status_code=400, content=error_content(error))
-        manager = _tokenizer_manager()
-        manager.auto_create_handle_loop()
-        replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=messages.STATE_RID))
-        return ORJSONResponse(state_body([r.internal_state for r in replies], after))
-
-    @router.get("/tokenflow/config")
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def tokenflow_config() -> ORJSONResponse:
-        from . import hooks, plugin
-
-        settings = args.settings_of(_tokenizer_manager().server_args)
-        return ORJSONResponse(
-            {
-                "policy": settings.policy,
-                "config": settings.config.to_mapping(),
-                "journal": settings.journal_path,
-                "script": settings.script_path,
-                "release": hooks.installed_release(),
-                "read_rate": {"min_tok_s": rates.MIN_RATE_TOK_S, "max_tok_s": rates.MAX_RATE_TOK_S},
-                "http": {
-                    "hooks": plugin.in_force(),
-                    "bridged_requests": bridge_of_app().bridged_requests,
-                },
-            }
-        )
-
-    return router
+    for path, endpoint in (("/tokenflow/state", tokenflow_state), ("/tokenflow/config", tokenflow_config)):
+        app.add_api_route(path, auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint), methods=["GET"])
 
 
 _installed: list[Bridge] = []
@@ -123,7 +119,7 @@ def install(app: FastAPI) -> None:
     """Put bridge and routes on `app`, once. Call before its first request: its middleware is built then."""
     if any(m.cls is _build_bridge for m in app.user_middleware):
         return
-    app.include_router(make_router())
+    add_routes(app)
     # Last in the list is innermost; add_middleware() would put it outside decompression and CORS.
     app.user_middleware.append(Middleware(_build_bridge))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import PrefillAdder
@@ -16,10 +17,10 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 from sglang.srt.runtime_context import get_parallel
 from sglang.utils import TypeBasedDispatcher
 
-from ..core.driver import drive_step
+from ..core.driver import check_plan, drive_step
 from ..core.journal import Journal
 from ..core.policies import header_of, make_policy
-from ..core.types import Tick
+from ..core.types import EngineView, Event, Plan, Tick
 from . import checks, penalties, state_report
 from .admission import PlannedOrder, adder_class
 from .args import settings_of
@@ -28,7 +29,7 @@ from .ledger import Ledger
 from .messages import TickReq
 from .metrics import SchedulerMetrics
 from .request_state import RequestState
-from .rids import only_exact
+from .rids import live_requests, only_exact
 from .streamer import ParkAwareStreamer
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class TokenFlowScheduler(Scheduler):
         self.tokenflow_policy = make_policy(settings.policy, settings.config, script)
         self.tokenflow_metrics: SchedulerMetrics | None = None
         self.journal = self._open_journal(header_of(settings.policy, settings.config, script))
+        self._recorder = self._checked if settings.check_plans else self.journal
         self._adder_class = adder_class(self.executor.admission)
         self._plan_prefill_tokens: int | None = None
         self._last_tick_s: float | None = None
@@ -151,6 +153,9 @@ class TokenFlowScheduler(Scheduler):
             self.ledger.finished(req)
 
     def abort_request(self, recv_req: Any) -> None:
+        """Upstream's, but `u1` never ends `u10`: it matches by the beginning of the id."""
+        hit = {id(r) for r in live_requests(self) if recv_req.abort_all or r.rid == recv_req.rid}
+        self.ledger.counters["aborts"] += len(hit)
         if recv_req.abort_all:
             return super().abort_request(recv_req)
         with only_exact(self, recv_req.rid):
@@ -158,10 +163,17 @@ class TokenFlowScheduler(Scheduler):
 
     # ---- the step
 
+    def _checked(self, events: Sequence[Event], view: EngineView, plan: Plan) -> None:
+        """With --tokenflow-check-plans: an illegal plan stops the server, with its journal written up to that step."""
+        if self.journal is not None:
+            self.journal(events, view, plan)
+        problems = check_plan(view, plan)
+        assert not problems, f"illegal plan {plan}: {'; '.join(problems)}"
+
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
         executor = self.executor
         executor.running_batch, executor.last_batch = running_batch, last_batch
-        plan = drive_step(self.tokenflow_policy, executor, self.ledger.drain(), self.journal)
+        plan = drive_step(self.tokenflow_policy, executor, self.ledger.drain(), self._recorder)
         self._plan_prefill_tokens = plan.prefill_tokens
         result = super().get_next_batch_to_run(running_batch, last_batch)
         self._applied(result.batch_to_run)

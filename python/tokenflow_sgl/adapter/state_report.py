@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.types import Phase, Rid
+from . import hooks, plugin
 from .messages import STATE_RID
 
 
@@ -70,6 +71,8 @@ def extend(reply: Any, scheduler: Any, recv_req: Any) -> Any:
     ours: dict[str, Any] = {
         "active": True,
         "policy": scheduler.tokenflow_settings.policy,
+        "release": hooks.installed_release(),
+        "hooks": plugin.in_force(),
         "counters": dict(scheduler.ledger.counters),
     }
     if recv_req.rid == STATE_RID:
@@ -87,6 +90,9 @@ def extend(reply: Any, scheduler: Any, recv_req: Any) -> Any:
 
 
 def update_metrics(scheduler: Any) -> None:
+    ledger = scheduler.ledger
+    slacks, ledger.slack_at_park_s = ledger.slack_at_park_s, ledger.slack_at_park_s.copy()
+    ledger.slack_at_park_s.clear()
     scheduler.tokenflow_metrics.update(
-        streams=_streams(scheduler), memory=memory(scheduler), counters=scheduler.ledger.counters
+        streams=_streams(scheduler), memory=memory(scheduler), counters=ledger.counters, slack_at_park_s=slacks
     )

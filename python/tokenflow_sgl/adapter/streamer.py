@@ -11,7 +11,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 
 
 class ParkAwareStreamer(SchedulerOutputStreamer):
-    """A batch in flight still lists a stream that was parked meanwhile; its token is dropped, so there is nothing to send."""
+    """A batch in flight lists a stream that was parked meanwhile; its token is dropped: there is nothing to send."""
 
     def stream_output(self, reqs: list[Any], *args: Any, **kwargs: Any) -> None:
         unsent = [r for r in reqs if not (r.is_retracted and r.send_token_offset == len(r.output_ids))]

@@ -47,8 +47,8 @@ def tokens_after_this(params: dict[str, Any] | None) -> int | None:
         token no.           | 1    2    ..        sampled from the forward that ends at position P-1, P, ..
         committed then      | P    P+1  ..
     """
-    if params is None or type(params.get(PARAM)) is not int or "__req__" not in params:
-        return None
+    if params is None or type(params.get(PARAM)) is not int or params[PARAM] < 1 or "__req__" not in params:
+        return None  # A client sent nonsense: raising here would end the scheduler.
     req = params["__req__"]
     number: int = req.kv.kv_committed_len - len(req.origin_input_ids) + 1
     return int(params[PARAM]) - number

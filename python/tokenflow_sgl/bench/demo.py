@@ -105,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         ensure_model(scenario.server.model, model)
         with ExitStack() as stack:
-            servers = start_all(
-                kinds, model=model, scenario=scenario, logs=args.out / "logs", stack=stack, say=say
-            )
+            servers = start_all(kinds, model=model, scenario=scenario, logs=args.out / "logs", stack=stack, say=say)
             runs = {
                 factor: run_all(
                     scenario, servers, seeds=seeds, max_tokens_factor=factor, raw_dir=args.out / "raw", say=say

@@ -172,4 +172,4 @@ def _number(value: float | int | None) -> str:
         return "inf"
     if isinstance(value, int) or value == int(value):
         return str(int(value))
-    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"

@@ -38,9 +38,10 @@ WARM_UP = ((1, 32, 8), (4, 128, 16), (12, 300, 24))
 class Target(Protocol):
     """A server to measure. awake() is called before its turn, asleep() after it."""
 
-    name: str
-    url: str
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
     def awake(self) -> None: ...
     def asleep(self) -> None: ...
 
@@ -85,9 +86,7 @@ def measure(target: Target, scenario: Scenario, *, seed: int, max_tokens_factor:
         target.asleep()
 
 
-async def _measure(
-    target: Target, requests: Sequence[Request], *, seed: int, max_tokens_factor: float
-) -> RunRecord:
+async def _measure(target: Target, requests: Sequence[Request], *, seed: int, max_tokens_factor: float) -> RunRecord:
     async with client_session(timeout_s=STREAM_TIMEOUT_S) as session:
         transport = http_transport(session, target.url)
         watch = await StateWatch.probe(session, target.url)
@@ -145,7 +144,7 @@ async def _flush(session: aiohttp.ClientSession, target: Target) -> None:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """"3" is seeds 1, 2, 3; "1,2,7" (or "7,") is exactly those. Raises ValueError."""
+    """ "3" is seeds 1, 2, 3; "1,2,7" (or "7,") is exactly those. Raises ValueError."""
     try:
         seeds = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:

@@ -27,7 +27,7 @@ KINDS: Mapping[str, str] = {
     "tokenflow": "our launcher",
 }
 START_DEADLINE_S = 600.0
-STOP_GRACE_S = 20.0
+STOP_GRACE_S = 10.0
 LOG_TAIL_LINES = 30
 
 

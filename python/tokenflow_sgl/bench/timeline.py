@@ -73,7 +73,8 @@ def _draw_buffers(panel: Axes, run: RunRecord, scenario: Scenario, end_s: float)
     for what, marker, color in (("park", "v", PARK), ("return", "^", RETURN)):
         at = [(event["at_s"], _buffer_of(run, event)) for event in run.transitions if event["what"] == what]
         if at:
-            panel.scatter(*zip(*at, strict=True), marker=marker, color=color, s=16, zorder=5, linewidths=0)
+            when_s, held = zip(*at, strict=True)
+            panel.scatter(when_s, held, marker=marker, color=color, s=16, zorder=5, linewidths=0)
     panel.set_ylabel("buffer, tokens")
     panel.grid(axis="y", alpha=0.25)
     panel.set_title(_headline(run, scenario), loc="left", fontsize=10, fontweight="bold")
@@ -98,7 +99,9 @@ def _draw_waits(panel: Axes, run: RunRecord, scenario: Scenario, *, labelled: bo
     if labelled:
         first_new = next((i for i, record in enumerate(rows) if record.group in scenario.newcomers), 0)
         if first_new < len(rows):
-            panel.text(0.2, first_new + 1, "newcomers", color=NEWCOMER, fontsize=9, va="top")
+            # x in axes units: in seconds it would lie outside a very short run and squeeze the layout to nothing.
+            beside = panel.get_yaxis_transform()
+            panel.text(0.004, first_new, "newcomers", color=NEWCOMER, fontsize=9, va="top", transform=beside)
 
 
 def _legend(panel: Axes) -> None:

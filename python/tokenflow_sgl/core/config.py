@@ -11,49 +11,83 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
-def _setting(default: Any, help: str, unit: str = "", *, low: float | None = None, high: float | None = None,
-             choices: tuple[str, ...] | None = None) -> Any:  # fmt: skip
-    return field(default=default, metadata={"help": help, "unit": unit, "min": low, "max": high, "choices": choices})
+def _setting(
+    default: Any,
+    unit: str,
+    low: float | None,
+    high: float | None,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    metadata = {"help": help, "unit": unit, "min": low, "max": high, "choices": choices}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """Settings of TokenFlowPolicy. Symbols are those of the TokenFlow guide: P = -ln(max(S, delta)) + lambda / (Wait + delta) + mu."""
+    """Settings of TokenFlowPolicy. Symbols are the TokenFlow guide's:
 
-    # fmt: off
-    default_read_rate_tok_s: float = _setting(6.0, "read rate of a stream that declares none", "tok/s", low=0.1, high=1000.0)
-    priority: str = _setting("aged", "how requests are ranked: `guide` is the formula of the guide to the letter, `aged` "
-                             "ranks unstarted requests by wait over prefill cost, so that the oldest is never overtaken for ever",
-                             choices=("guide", "aged"))
-    delta_s: float = _setting(0.1, "floor of slack and wait in the priority", "s", low=1e-6, high=60.0)
-    lambda_s: float = _setting(0.1, "weight of the wait term", "s", low=0.0, high=60.0)
-    mu: float = _setting(2.0, "priority bonus of a request that has no token yet", low=0.0, high=100.0)
-    eps_s: float = _setting(0.5, "safety margin: slack that must be left when a newcomer's prefill or a return is done", "s",
-                            low=0.0, high=60.0)
-    overhead_s: float = _setting(0.05, "scheduling overhead added to every prefill or return", "s", low=0.0, high=60.0)
-    min_slack_s: float = _setting(2.0, "a stream with less slack is never a candidate for parking", "s", low=0.0, high=3600.0)
-    min_run_tokens: int = _setting(32, "tokens a stream must produce after its admission or return before it may be parked",
-                                   "tokens", low=1, high=100000)
-    max_parks: int = _setting(64, "parks after which a stream is pinned until it ends", low=1, high=1000000)
-    growth_tokens: int = _setting(32, "device tokens kept free for the growth of each running stream", "tokens", low=1, high=100000)
-    return_steps: int = _setting(48, "decode steps of growth of all running streams that must fit in free memory before a "
-                                 "parked stream returns ahead of need", "steps", low=0, high=100000)
-    switch_margin: float = _setting(0.5, "priority lead that started or reader-less work needs before it may park a stream "
-                                    "(0.5 = 1.65 times the slack)", low=0.0, high=100.0)
-    hold_back_s: float = _setting(4.0, "wait after which a request that does not fit keeps freed memory from those behind it",
-                                  "s", low=0.0, high=3600.0)
-    defer_steps: int = _setting(8, "decode steps that may go before the next prefill chunk while a reader is about to run dry",
-                                "steps", low=0, high=1000)
-    publish_interval_tokens: int = _setting(96, "tokens a running stream grows before its KV is published again", "tokens",
-                                            low=1, high=100000)
-    publish_per_step: int = _setting(1, "streams published in one step", low=0, high=1000)
-    publish_below: float = _setting(0.5, "publish only while the free share of device memory is below this", low=0.0, high=1.0)
-    batch_turn_s: float = _setting(20.0, "virtual slack of work without a reader; it falls while the work waits, so none starves",
-                                   "s", low=0.1, high=3600.0)
-    prefill_prior_tok_s: float = _setting(2000.0, "prefill speed believed before the first step is seen", "tok/s", low=1.0, high=1e7)
-    step_prior_s: float = _setting(0.03, "decode step time believed before the first step is seen", "s", low=1e-5, high=60.0)
-    load_prior_tok_s: float = _setting(100000.0, "host-to-device speed believed before the first copy is seen", "tok/s", low=1.0, high=1e9)
-    # fmt: on
+    P = -ln(max(S, delta)) + lambda / (Wait + delta) + mu * [unstarted]; eligible: S >= dt_prefill + eps.
+    """
+
+    default_read_rate_tok_s: float = _setting(6.0, "tok/s", 0.1, 1000.0, "read rate of a stream that declares none")
+    priority: str = _setting(
+        "aged", "", None, None,
+        "how requests are ranked: `guide` is the guide's formula to the letter; `aged` ranks unstarted requests by "
+        "their wait over their prefill cost, so that none is overtaken for ever",
+        choices=("guide", "aged"),
+    )  # fmt: skip
+    delta_s: float = _setting(0.1, "s", 1e-6, 60.0, "floor of slack and wait in the priority")
+    lambda_s: float = _setting(0.1, "s", 0.0, 60.0, "weight of the wait term of the priority")
+    mu: float = _setting(2.0, "", 0.0, 100.0, "priority bonus of a request that has no token yet")
+    eps_s: float = _setting(
+        0.5, "s", 0.0, 60.0, "safety margin: slack that must be left when a newcomer's prefill, or a return, is done"
+    )
+    overhead_s: float = _setting(0.05, "s", 0.0, 60.0, "scheduling overhead added to every prefill or return")
+    min_slack_s: float = _setting(2.0, "s", 0.0, 3600.0, "a stream with less slack is never a candidate for parking")
+    min_run_tokens: int = _setting(
+        32, "tokens", 1, 100_000, "tokens a stream makes after its admission or return before it may be parked"
+    )
+    max_parks: int = _setting(64, "", 1, 1_000_000, "parks after which a stream is pinned until it ends")
+    growth_tokens: int = _setting(
+        16, "tokens", 1, 100_000, "device tokens kept free, at admission, for the growth of each running stream"
+    )
+    return_steps: int = _setting(
+        16, "steps", 0, 100_000,
+        "decode steps of growth of all running streams that must fit in free memory before a parked stream returns "
+        "ahead of need",
+    )  # fmt: skip
+    switch_margin: float = _setting(
+        0.5, "", 0.0, 100.0,
+        "priority lead that started or reader-less work needs before it may park a stream (0.5: 1.65 times the slack)",
+    )  # fmt: skip
+    hold_back_s: float = _setting(
+        4.0, "s", 0.0, 3600.0,
+        "wait after which a request that does not fit keeps freed memory from those behind it",
+    )  # fmt: skip
+    defer_steps: int = _setting(
+        8, "steps", 0, 1000,
+        "decode steps that may go before the next prefill chunk while a reader is about to run dry",
+    )  # fmt: skip
+    publish_interval_tokens: int = _setting(
+        96, "tokens", 1, 100_000, "tokens a running stream grows before its KV is published again"
+    )
+    publish_per_step: int = _setting(1, "", 0, 1000, "streams published in one step")
+    publish_below: float = _setting(
+        0.5, "", 0.0, 1.0, "publish only while the free share of device memory is below this"
+    )
+    batch_turn_s: float = _setting(
+        20.0, "s", 0.1, 3600.0,
+        "virtual slack of work without a reader; it falls while the work waits, so that none starves",
+    )  # fmt: skip
+    prefill_prior_tok_s: float = _setting(
+        2000.0, "tok/s", 1.0, 1e7, "prefill speed believed before the first step is seen"
+    )
+    step_prior_s: float = _setting(0.03, "s", 1e-5, 60.0, "decode step time believed before the first step is seen")
+    load_prior_tok_s: float = _setting(
+        100_000.0, "tok/s", 1.0, 1e9, "host-to-device speed believed before the first copy is seen"
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):

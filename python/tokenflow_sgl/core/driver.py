@@ -70,6 +70,7 @@ def check_plan(view: EngineView, plan: Plan) -> list[str]:
     taken = sum(by_rid[rid].takes_tokens for rid in plan.admit or ())
     # The prefill of a prompt larger than one chunk spreads over steps; the engine admits in order and stops where
     # memory ends, so naming one request more than fits is a promise the engine cannot keep.
-    if plan.admit and taken > view.device_free_tokens + freed:
+    alone = view.running == 0 and len(plan.admit or ()) == 1  # an empty engine tries whoever is first
+    if plan.admit and not alone and taken > view.device_free_tokens + freed:
         problems.append(f"admits {taken} tokens into {view.device_free_tokens} free + {freed} freed")
     return problems

@@ -73,7 +73,7 @@ class Journal:
 
 def read(path: str | Path) -> tuple[dict[str, Any], Iterator[tuple[list[Event], EngineView, Plan]]]:
     """The header, and the steps one by one. A torn last line (the server was killed) ends the journal."""
-    lines = Path(path).open(encoding="utf-8")
+    lines = Path(path).open(encoding="utf-8")  # noqa: SIM115 (steps() reads and closes it)
     header = json.loads(next(lines, "null"))
     if not isinstance(header, dict) or header.get("journal") != 1:
         raise ValueError(f"{path}: not a TokenFlow journal (the first line must be its header)")

@@ -38,7 +38,7 @@ class Publisher:
         self._turn.append(rid)
 
     def due(self, streams: Streams, view: EngineView) -> tuple[tuple[Rid, int], ...]:
-        """(rid, up to token) of those to publish now; nothing while memory is to spare, for nobody will be parked then."""
+        """(rid, up to token) of those to publish now; none while memory is to spare: nobody will be parked then."""
         if view.device_free_tokens >= self.config.publish_below * view.device_total_tokens:
             return ()
         return tuple(self._due(streams))

@@ -101,7 +101,8 @@ class TokenFlowPolicy:
 
     def plan(self, view: EngineView) -> Plan:
         publish = self.publisher.due(self.streams, view)
-        shortage = self.config.growth_tokens * view.running - view.device_free_tokens
+        # Each running stream may open a page in the next step; below that the engine would retract somebody.
+        shortage = view.page_tokens * view.running - view.device_free_tokens
         if view.waiting == 0 and shortage <= 0:
             return Plan(publish=publish)
         return self._decide(view, publish, shortage)
@@ -138,7 +139,7 @@ class TokenFlowPolicy:
         )
 
     def _candidates(self, waiting: Sequence[RequestView], view: EngineView) -> tuple[list[Candidate], list[Candidate]]:
-        """Who must come in now, in order: due readers, unstarted readers, work without a reader; and who may return early."""
+        """Who must come in, in order: due readers, unstarted readers, work without a reader; and who may return early."""
         due: list[tuple[float, Candidate]] = []
         new: list[Candidate] = []
         other: list[Candidate] = []
@@ -182,7 +183,7 @@ class TokenFlowPolicy:
         )
 
     def _early_returns(self, early: Sequence[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
-        """Work-conserving returns ahead of need, only where what comes back can stay: else it would be parked again at once."""
+        """Returns ahead of need, only where what comes back can stay: else it would be parked again at once."""
         if chosen.unserved or chosen.park:
             return
         room, slots, running = chosen.room_tokens, chosen.slots, running + len(chosen.admit)
@@ -200,7 +201,7 @@ class TokenFlowPolicy:
         """Nothing waits, or nothing fits, and the running streams are about to outgrow memory."""
         with_slack = [v for v in victims if v.slack_s > self.config.min_slack_s]
         park = relieve(with_slack, shortage_tokens=shortage)
-        if park or view.device_free_tokens >= 2 * view.page_tokens * len(running) or len(running) < 2:
+        if park or len(running) < 2:
             return park
         # The next steps would run out of memory and the engine would retract somebody, forgetting its KV. The one with
         # the most slack is the least bad choice, whatever its slack.
@@ -211,8 +212,9 @@ class TokenFlowPolicy:
         s = self.streams.by_rid.get(r.rid)
         if s is None or not r.preemptible or r.output_tokens == 0 or r.copying_tokens > 0:
             return False
-        ran = r.output_tokens - s.output_at_admission
-        return s.parks < self.config.max_parks and ran >= self.config.min_run_tokens
+        ran, left = r.output_tokens - s.output_at_admission, r.max_output_tokens - r.output_tokens
+        # One that ends within a run gives all its memory back sooner than a park and a return would pay off.
+        return s.parks < self.config.max_parks and min(ran, left) >= self.config.min_run_tokens
 
     def _victim(self, r: RequestView) -> Victim:
         s = self.streams.by_rid[r.rid]

@@ -55,8 +55,8 @@ class _Ledger:
 def select(candidates: Sequence[Candidate], victims: Sequence[Victim], *, room_tokens: int, slots: int) -> Selection:
     """Serve candidates in the order given; park, lowest priority first, only for those that do not fit.
 
-    Work-conserving: while all fit, nobody is parked. A candidate that cannot be served is passed over, so that a big one
-    does not block small ones, unless it `holds_back`.
+    Work-conserving: while all fit, nobody is parked. A candidate that cannot be served is passed over, so that a big
+    one does not block small ones, unless it `holds_back`.
     """
     ledger = _Ledger(room_tokens, slots)
     left = sorted(victims, key=lambda v: (v.priority, v.rid))

@@ -26,8 +26,8 @@ def guide(*, slack_s: float, wait_s: float, unstarted: bool, prefill_s: float, c
 def aged(*, slack_s: float, wait_s: float, unstarted: bool, prefill_s: float, config: PolicyConfig) -> float:
     """The guide's formula, but unstarted requests gain ln(1 + Wait / tau) with tau their prefill cost.
 
-    This is the response ratio of HRRN in the formula's own units: of two that waited as long the cheaper goes first, and
-    none is overtaken for ever, because the gain has no bound. Started requests rank as in the guide.
+    This is the response ratio of HRRN in the formula's own units: of two that waited as long the cheaper goes first,
+    and none is overtaken for ever, because the gain has no bound. Started requests rank as in the guide.
     """
     if not unstarted:
         return guide(slack_s=slack_s, wait_s=wait_s, unstarted=False, prefill_s=prefill_s, config=config)

@@ -76,7 +76,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request entered the waiting queue. `read_rate_tok_s` is the reader's once tokens are visible; None for AGENT, BATCH."""
+    """A request entered the waiting queue. `read_rate_tok_s` is its reader's; None for AGENT and BATCH."""
 
     rid: Rid
     prompt_tokens: int
