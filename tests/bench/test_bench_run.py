@@ -200,6 +200,18 @@ def test_a_cache_that_cannot_be_emptied_stops_the_measurement():
         run.measure(RemoteServer("stock", server.url), SCENARIO, seed=1, max_tokens_factor=1.0)
 
 
+@pytest.mark.parametrize(
+    ("status", "state", "says"), [(401, {}, "HTTP 401"), (200, {"active": True, "ranks": []}, "several ranks")]
+)
+def test_a_state_route_that_answers_otherwise_is_not_taken_for_stock(status, state, says, monkeypatch):
+    async def answer(self, request):
+        return web.json_response(state, status=status)
+
+    monkeypatch.setattr(MockServer, "tokenflow", answer)
+    with MockServer(state=True) as server, pytest.raises(RunFailed, match=says):
+        run.measure(RemoteServer("ours", server.url), SCENARIO, seed=1, max_tokens_factor=1.0)
+
+
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(RunFailed, match=r"server gone at http://127\.0\.0\.1:9"):
         run.measure(RemoteServer("gone", "http://127.0.0.1:9"), SCENARIO, seed=1, max_tokens_factor=1.0)

@@ -111,9 +111,7 @@ def test_goodput_gives_a_slow_reader_its_pace_and_50_ms():
     assert qoe.good_tokens(stream((0.0, 0.55, 1.11), rate=2.0)) == 2
 
 
-@pytest.mark.parametrize(
-    ("buffered", "weight"), [(0, 1.0), (10, 1.0), (12, 0.8), (15, 0.5), (20, 0.0), (90, 0.0)]
-)
+@pytest.mark.parametrize(("buffered", "weight"), [(0, 1.0), (10, 1.0), (12, 0.8), (15, 0.5), (20, 0.0), (90, 0.0)])
 def test_a_token_is_worth_less_the_more_is_buffered(buffered, weight):
     # Answer of 100: full credit up to 10, none from 20 on, linear between.
     assert qoe.effective_weight(buffered, 100) == near(weight)

@@ -182,6 +182,20 @@ class Engine:
 
         self.run(settled, max_s=60.0)
 
+    def fake_clock(self, step_s: float) -> None:
+        """From now on rank 0's clock is the number of iterations times `step_s`: what the policy does is the same in
+        every run, however slow the machine. Called again, only the step changes."""
+        from dataclasses import replace
+
+        ledger = self.scheduler.ledger
+        tick = type(ledger).tick
+
+        def stepped(event: Any) -> None:
+            last_s = None if event.last_step_s is None else step_s
+            tick(ledger, replace(event, now_s=self.iterations * step_s, last_step_s=last_s))
+
+        ledger.tick = stepped
+
     def unfinished(self) -> dict[str, int]:
         return {s.rid: len(s.tokens) for s in self.streams.values() if s.finish is None}
 

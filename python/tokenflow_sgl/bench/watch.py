@@ -35,9 +35,19 @@ class StateWatch:
 
     @classmethod
     async def probe(cls, session: aiohttp.ClientSession, url: str) -> StateWatch | None:
-        """A watch, or None for a server without that route (stock)."""
+        """A watch, or None for a server without that route (stock).
+
+        Raises WatchFailed for any other answer: taken for stock, a TokenFlow server behind a key would get no rates.
+        """
         async with session.get(f"{url}/tokenflow/state", params={"since": 0}) as response:
-            return cls(session, url, await response.json()) if response.status == 200 else None
+            if response.status == 404:
+                return None
+            if response.status != 200:
+                raise WatchFailed(f"/tokenflow/state: HTTP {response.status}")
+            state = await response.json()
+        if "seq" not in state:
+            raise WatchFailed("/tokenflow/state: several ranks, or a scheduler that is not TokenFlow's")
+        return cls(session, url, state)
 
     async def follow(self, origin_s: float) -> None:
         """Ask every POLL_S seconds until cancelled. The first answer ends the warm-up's share of the counters."""

@@ -60,7 +60,7 @@ class PolicyConfig:
     )  # fmt: skip
     switch_margin: float = _setting(
         0.5, "", 0.0, 100.0,
-        "priority lead that started or reader-less work needs before it may park a stream (0.5: 1.65 times the slack)",
+        "priority lead that work without a reader needs before it may park a stream (0.5: 1.65 times the slack)",
     )  # fmt: skip
     hold_back_s: float = _setting(
         4.0, "s", 0.0, 3600.0,

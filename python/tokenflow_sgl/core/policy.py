@@ -139,8 +139,12 @@ class TokenFlowPolicy:
         )
 
     def _candidates(self, waiting: Sequence[RequestView], view: EngineView) -> tuple[list[Candidate], list[Candidate]]:
-        """Who must come in, in order: due readers, unstarted readers, work without a reader; and who may return early."""
-        due: list[tuple[float, Candidate]] = []
+        """Who must come in, in order: due readers, unstarted readers, work without a reader; and who may return early.
+
+        Inside a class the client's own priority decides first. A started stream is due when its slack, less the time
+        its return takes after the returns before it, nears eps.
+        """
+        due: list[Candidate] = []
         new: list[Candidate] = []
         other: list[Candidate] = []
         early: list[Candidate] = []
@@ -150,35 +154,29 @@ class TokenFlowPolicy:
             if s.refused_until_s > self.now_s:
                 continue
             uncached = max(1, r.context_tokens - r.cached_tokens - r.host_hit_tokens)
-            prefill_s = self.cost.prefill_s(uncached) + self.config.overhead_s
-            c = self._candidate(r, s, prefill_s, view)
-            if s.buffer is None:
-                # A tie among equals of the same class goes to the client's own priority, then to who waits longest.
-                other.append(c)
-            elif s.unstarted:
-                new.append(c)
-            else:
-                return_s = self.cost.return_s(tail_tokens=uncached, host_tokens=r.host_hit_tokens)
-                slack_s = self._slack_s(s)
-                if slack_s - ahead_s - return_s <= self.config.eps_s + self.config.overhead_s:
-                    ahead_s += return_s
-                    due.append((slack_s, c))
-                else:
-                    early.append(c)
-        by_rank = {r.rid: -r.priority for r in waiting}
-        new.sort(key=lambda c: (by_rank[c.rid], -c.priority, c.rid))
-        other.sort(key=lambda c: (by_rank[c.rid], -c.priority, c.rid))
-        early.sort(key=lambda c: (-c.priority, c.rid))
-        return [c for _, c in due] + new + other, early
+            c = self._candidate(r, s, self.cost.prefill_s(uncached) + self.config.overhead_s, view)
+            if s.unstarted:
+                (new if s.buffer is not None else other).append(c)
+                continue
+            return_s = self.cost.return_s(tail_tokens=uncached, host_tokens=r.host_hit_tokens)
+            if self._slack_s(s) - ahead_s - return_s > self.config.eps_s + self.config.overhead_s:
+                early.append(c)
+                continue
+            ahead_s += return_s
+            (due if s.buffer is not None else other).append(c)
+        own = {r.rid: -r.priority for r in waiting}
+        for group in (new, other, early):
+            group.sort(key=lambda c: (own[c.rid], -c.priority, c.rid))
+        return due + new + other, early
 
     def _candidate(self, r: RequestView, s: Stream, prefill_s: float, view: EngineView) -> Candidate:
-        started_or_unread = s.buffer is None or not s.unstarted
         return Candidate(
             rid=r.rid,
             need_tokens=r.takes_tokens + self.config.growth_tokens + view.page_tokens,
             priority=self._rank(s, prefill_s),
             window_s=max(prefill_s + self.config.eps_s, self.config.min_slack_s),
-            margin=self.config.switch_margin if started_or_unread else 0.0,
+            # Without a lead, work that has no reader would swap places with its like for ever.
+            margin=self.config.switch_margin if s.buffer is None else 0.0,
             holds_back=s.wait_s(self.now_s) >= self.config.hold_back_s,
         )
 
