@@ -6,14 +6,17 @@ idle and upstream's own leak checks have run.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from tokenflow_sgl.core.journal import Journal
 
 REPO = Path(__file__).parents[2]
 
@@ -25,6 +28,9 @@ class Stream:
     rid: str
     chunks: list[list[int]] = field(default_factory=list)
     logprobs: list[tuple[float, int]] = field(default_factory=list)
+    top_logprobs: list[list[int]] = field(default_factory=list)  # token ids, the most probable first
+    times_s: list[float] = field(default_factory=list)  # of each token, on the fake clock
+    sent_s: float = 0.0
     finish: Any = None
     completion_tokens: int = 0
     prompt_tokens: int = 0
@@ -39,8 +45,15 @@ class Engine:
     """`flags` are server flags; `settings` those of TokenflowSettings; None runs stock's scheduler class."""
 
     def __init__(
-        self, flags: Sequence[str] = (), settings: dict[str, Any] | None = None, *, stock: bool = False
+        self,
+        flags: Sequence[str] = (),
+        settings: dict[str, Any] | None = None,
+        *,
+        stock: bool = False,
+        tp_rank: int = 0,
+        share_ports: Callable[[Any], Any] = lambda make: make(),
     ) -> None:
+        """`share_ports` gets a maker of PortArgs and returns those that all ranks use."""
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         from sglang.srt.plugins import load_plugins
 
@@ -74,9 +87,9 @@ class Engine:
         argv += ["--hicache-write-policy", "write_through", "--random-seed", "1", *flags]
         self.server_args = prepare_server_args(argv)
         args.attach(self.server_args, args.TokenflowSettings.from_mapping(settings or {}))
-        ports = PortArgs.init_new(self.server_args)
-        rank = upstream.spawn_world_rank(self.server_args, tp_rank=0, pp_rank=0)
-        ranks = upstream.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0)
+        ports = share_ports(lambda: PortArgs.init_new(self.server_args))
+        rank = upstream.spawn_world_rank(self.server_args, tp_rank=tp_rank, pp_rank=0)
+        ranks = upstream.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=tp_rank)
         upstream.publish(self.server_args, role="scheduler", ranks=ranks)
         if stock:
             self.scheduler = upstream.Scheduler(self.server_args, ports)
@@ -86,6 +99,10 @@ class Engine:
             self.scheduler = TokenFlowScheduler(self.server_args, ports)
         self.streams: dict[str, Stream] = {}
         self.iterations = 0
+        self.now_s = 0.0  # the fake clock, once it is set
+        self._cost: tuple[float, float] | None = None
+        if not stock:
+            self._number_transitions()
         sink = _Sink(self._collect)
         object.__setattr__(self.scheduler.ipc_channels, "send_to_detokenizer", sink)
         object.__setattr__(self.scheduler.ipc_channels, "send_to_tokenizer", sink)
@@ -117,7 +134,7 @@ class Engine:
             custom_logit_processor=custom_logit_processor,
         )  # fmt: skip
         request.time_stats = APIServerReqTimeStats()
-        self.streams[rid] = Stream(rid, prompt_tokens=len(prompt))
+        self.streams[rid] = Stream(rid, prompt_tokens=len(prompt), sent_s=self.now_s)
         self.send(request)
         return self.streams[rid]
 
@@ -141,6 +158,8 @@ class Engine:
 
         def stepped(*args: Any, **kwargs: Any) -> Any:
             self.iterations += 1
+            if self._cost is not None:
+                self.now_s += self._last_batch_s(*self._cost)
             scheduler.gracefully_exit = until(self)
             if not scheduler.gracefully_exit and (
                 self.iterations - first > max_iterations or time.monotonic() > deadline
@@ -182,19 +201,61 @@ class Engine:
 
         self.run(settled, max_s=60.0)
 
-    def fake_clock(self, step_s: float) -> None:
-        """From now on rank 0's clock is the number of iterations times `step_s`: what the policy does is the same in
-        every run, however slow the machine. Called again, only the step changes."""
-        from dataclasses import replace
-
+    def fake_clock(self, step_s: float, prefill_tok_s: float = math.inf) -> None:
+        """From now on rank 0's clock counts iterations, `step_s` each and more for a prefill: what the policy does is
+        the same in every run, however slow the machine. Called again, only the costs change."""
+        first, self._cost = self._cost is None, (step_s, prefill_tok_s)
+        if not first:
+            return
         ledger = self.scheduler.ledger
         tick = type(ledger).tick
 
         def stepped(event: Any) -> None:
-            last_s = None if event.last_step_s is None else step_s
-            tick(ledger, replace(event, now_s=self.iterations * step_s, last_step_s=last_s))
+            last_s = None if event.last_step_s is None else self._last_batch_s(*self._cost)
+            tick(ledger, replace(event, now_s=self.now_s, last_step_s=last_s))
 
         ledger.tick = stepped
+
+    def _last_batch_s(self, step_s: float, prefill_tok_s: float) -> float:
+        batch = self.scheduler.last_batch
+        prefill = batch is not None and batch.forward_mode.is_extend()
+        return step_s + (sum(r.extend_len for r in batch.reqs) / prefill_tok_s if prefill else 0.0)
+
+    def use(self, policy: Any, journal: Journal | None = None) -> None:
+        """Another policy, between runs. It has seen nothing of what was before."""
+        self.scheduler.ledger.drain()
+        self.scheduler.tokenflow_policy = policy
+        self.scheduler.journal = journal
+
+    def _number_transitions(self) -> None:
+        """Parks and returns carry the number of the forward step and of the iteration they happened in."""
+        ledger = self.scheduler.ledger
+        transition = type(ledger).transition
+
+        def numbered(rid: str, what: str, tokens: int) -> None:
+            transition(ledger, rid, what, tokens)
+            ledger.transitions[-1].update(step=self.scheduler.forward_ct, iteration=self.iterations)
+
+        ledger.transition = numbered
+
+    def idle_report(self) -> dict[str, Any]:
+        """What must balance when nobody is served; see `unbalanced`."""
+        s = self.scheduler
+        tree = s.tree_cache
+        report = {
+            "idle": s.is_fully_idle(),
+            "device": (self.free_tokens(), s.max_total_num_tokens),
+            "rows": (s.req_to_token_pool.available_size(), s.req_to_token_pool.size),
+            "locked": (tree.protected_size(), 0),
+            "copies": (len(tree.ongoing_write_through) + len(tree.ongoing_load_back), 0),
+            "queues": (len(s.waiting_queue) + len(s.grammar_manager.grammar_queue), 0),
+        }
+        if hasattr(s, "ledger"):
+            policy = s.tokenflow_policy
+            book = getattr(getattr(policy, "streams", None), "by_rid", {})
+            away = getattr(policy, "returns_at", {})
+            report["remembered"] = (len(book) + len(away) + len(s.ledger._withheld), 0)
+        return report
 
     def unfinished(self) -> dict[str, int]:
         return {s.rid: len(s.tokens) for s in self.streams.values() if s.finish is None}
@@ -227,6 +288,7 @@ class Engine:
 
     def _collect_one(self, message: Any, i: int, stream: Stream) -> None:
         stream.chunks.append(list(message.output_ids[i]) if message.output_ids else [])
+        stream.times_s += [self.now_s] * len(stream.chunks[-1])
         stream.completion_tokens = message.completion_tokens[i]
         stream.prompt_tokens = message.prompt_tokens[i]
         stream.cached_tokens = message.cached_tokens[i]
@@ -234,6 +296,8 @@ class Engine:
             stream.logprobs += zip(
                 message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], strict=True
             )
+        if message.output_top_logprobs_idx and message.output_top_logprobs_idx[i]:
+            stream.top_logprobs += [list(ids) for ids in message.output_top_logprobs_idx[i]]
         if message.finished_reasons[i] is not None:
             assert stream.finish is None, f"{stream.rid} ended twice"
             stream.finish = message.finished_reasons[i]

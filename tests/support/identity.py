@@ -18,11 +18,11 @@ from support.engine import Engine, Stream, prompt
 PAGE = {"overlap-16": 16, "normal-16": 16, "overlap-1": 1, "normal-1": 1}
 TOKENS = 300
 PUBLISH = 32
-# On the fake clock a step takes 20 ms, so a running stream makes 50 tok/s; 12 readers of 9 tok/s need 108, and the pool
-# that the policy sees holds three or four streams at a time: enough for all, if it rotates them.
+# On the fake clock a step takes 20 ms, so a running stream makes 50 tok/s. 12 readers of 30 tok/s ask for more than the
+# streams that fit in the pool the policy sees can make: it has to rotate them all the time.
 STEP_S = 0.02
-RATE = 12.0
-SEEN_POOL = 900
+RATE = 30.0
+SEEN_POOL = 1100
 PARK_AT = (40, 90, 140, 190, 240)
 WORDS = "( [a-z]{1,6}){200,400}"
 # What each of the 12 streams asks for beside 300 greedy tokens.
@@ -125,38 +125,26 @@ def main(config: str, out: Path) -> None:
     )  # fmt: skip
     scheduler.tokenflow_policy = TokenFlowPolicy(config_)
     engine.fake_clock(STEP_S)
-    hog = _Hog(engine)
-    results["policy"] = run(engine, stops, evict=False) if hog.take() else {}
-    hog.give_back()
-    engine.run_until_idle()
+    show_smaller_pool(engine, SEEN_POOL)
+    results["policy"] = run(engine, stops, evict=True)
     out.write_text(json.dumps(results))
     os._exit(0)
 
 
-class _Hog:
-    """Takes most of the pool away, so that the policy has to rotate; gives it back at the end."""
+def show_smaller_pool(engine: Engine, total: int) -> None:
+    """The policy is shown a pool of `total` tokens: it parks as if memory were short, while upstream's own checks see
+    the whole pool, so that nothing but the policy parks anybody."""
+    executor = engine.scheduler.executor
+    view = executor.view
+    held = engine.scheduler.max_total_num_tokens - total
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.view = engine.scheduler.executor.view
+    def smaller() -> Any:
+        seen = view()
+        seen.device_free_tokens = max(0, seen.device_free_tokens - held)
+        seen.device_total_tokens = total
+        return seen
 
-    def take(self) -> bool:
-        # The policy is shown a smaller pool than there is: it parks as if memory were short, and upstream's own
-        # checks still see the whole pool.
-        total = SEEN_POOL
-        held = self.engine.scheduler.max_total_num_tokens - total
-
-        def smaller() -> Any:
-            view = self.view()
-            view.device_free_tokens = max(0, view.device_free_tokens - held)
-            view.device_total_tokens = total
-            return view
-
-        self.engine.scheduler.executor.view = smaller
-        return True
-
-    def give_back(self) -> None:
-        del self.engine.scheduler.executor.view
+    executor.view = smaller
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import SimpleNamespace
 
 from tokenflow_sgl.adapter.ledger import Ledger
@@ -308,7 +309,9 @@ class StandIn:
         loaded_tokens = 0
         if self.chunked is not None:
             req = self.chunked
-            left -= self._compute(req, min(left, req.target_tokens - req.kv_tokens))
+            # Upstream: no more than is free, but a whole chunk where the reservation leaves nothing: it must go on.
+            limit = min(left, budget) if budget > 0 else left
+            left -= self._compute(req, min(limit, req.target_tokens - req.kv_tokens))
             batch.append(req)
             budget = (self.free_pages + self.evictable_pages) * self.page_tokens - (self._reserve_tokens or 0)
             self.chunked = req if req.kv_tokens < req.target_tokens else None
@@ -454,8 +457,8 @@ def state_of(value: object) -> object:
         return {k: state_of(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
         return [type(value).__name__, *(state_of(v) for v in value)]
+    if not type(value).__module__.startswith("tokenflow_sgl") or isinstance(value, Enum) or callable(value):
+        return value
     names = [n for kind in type(value).__mro__ for n in getattr(kind, "__slots__", ())]
     names += list(getattr(value, "__dict__", {}))
-    if names and type(value).__module__.startswith("tokenflow_sgl") and not hasattr(type(value), "__members__"):
-        return [type(value).__name__, *((n, state_of(getattr(value, n))) for n in names if hasattr(value, n))]
-    return value
+    return [type(value).__name__, *((n, state_of(getattr(value, n))) for n in names if hasattr(value, n))]

@@ -1,0 +1,1 @@
+"""Cases that need a real engine, grouped by the engine configuration they share. See __main__."""

@@ -1,0 +1,94 @@
+"""Runs the cases of one engine configuration in this process and writes what was seen as JSON.
+
+    python -m support.cases CONFIG OUT.json        (with tests/ on the path)
+
+Only one engine can live in a process; the tests start this program once for each configuration and assert on its file.
+A case that raises is written as {"error": ...}; the cases after it run if it left the engine idle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.cases import grammars, inflight, limits, pressure
+from support.engine import Engine
+
+Case = Callable[[Engine], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Config:
+    flags: tuple[str, ...]
+    cases: tuple[Case, ...]
+    stock: bool = False
+    settings: dict[str, Any] = field(default_factory=lambda: {"policy": "fcfs", "check_plans": True})
+
+
+def _flags(*, page: int, pool: int, chunk: int = 256, overlap: bool = True, more: tuple[str, ...] = ()) -> tuple[str, ...]:
+    loop = () if overlap else ("--disable-overlap-schedule",)
+    sizes = ("--page-size", str(page), "--max-total-tokens", str(pool), "--chunked-prefill-size", str(chunk))
+    return (*sizes, *loop, *more)
+
+
+# Random weights love white space, and a JSON grammar lets them have it.
+_COMPACT = ("--constrained-json-disable-any-whitespace",)
+_BOTH_LOOPS = (inflight.park_in_flight, inflight.alone, limits.limits)
+CONFIGS = {
+    "overlap": Config(
+        _flags(page=16, pool=16384, more=_COMPACT),
+        (*_BOTH_LOOPS, grammars.json_schema, grammars.regex, grammars.stop_token_inside),
+    ),
+    "normal": Config(_flags(page=1, pool=16384, overlap=False, more=_COMPACT), (*_BOTH_LOOPS, grammars.json_schema)),
+    "pool-512": Config(
+        _flags(page=16, pool=512),
+        (pressure.too_long, pressure.outgrows_the_pool, pressure.ping_pong, pressure.identity_in_a_small_pool),
+    ),
+    "pool-1024": Config(_flags(page=16, pool=1024), (pressure.stock_newcomer, pressure.newcomer_against_memory)),
+    "pool-2048": Config(_flags(page=16, pool=2048), (pressure.big_one_at_the_head,)),
+    "pool-8192": Config(_flags(page=16, pool=8192), (pressure.long_prefill_beside_readers,)),
+}
+
+
+def main(name: str, out: Path) -> None:
+    config = CONFIGS[name]
+    started = time.monotonic()
+    engine = Engine(config.flags, config.settings, stock=config.stock)
+    scheduler = engine.scheduler
+    results: dict[str, Any] = {
+        "engine": {
+            "overlap": bool(scheduler.enable_overlap),
+            "page": scheduler.page_size,
+            "grammar_backend": scheduler.server_args.grammar_backend,
+            "started_s": time.monotonic() - started,
+        }
+    }
+    only = os.environ.get("ONLY_CASE")
+    for case in config.cases:
+        if only is not None and only != case.__name__:
+            continue
+        started = time.monotonic()
+        try:
+            result = case(engine)
+        except Exception:
+            result = {"error": traceback.format_exc()}
+        result["took_s"] = time.monotonic() - started
+        results[case.__name__] = result
+        print(f"case {name} {case.__name__}: {result['took_s']:.1f} s", result.get("error", ""), flush=True)
+        if not scheduler.is_fully_idle():
+            results["stopped_after"] = case.__name__
+            break
+    out.write_text(json.dumps(results))
+    # Upstream's threads would keep the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

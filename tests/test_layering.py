@@ -1,0 +1,194 @@
+"""Who may know whom. Read from the source as it stands, so that an import inside a function counts too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenflow_sgl
+
+PACKAGE = Path(tokenflow_sgl.__file__).parent
+ENGINE = {"sglang", "sgl_kernel"}
+HEAVY = {*ENGINE, "torch", "triton", "transformers"}
+
+# What decides and what arrives know nobody; the adapter drives core; what people touch stands above both. The CPU
+# platform knows nothing of TokenFlow.
+MAY_KNOW = {
+    "core": set(),
+    "workload": set(),
+    "platform": set(),
+    "adapter": {"core", "platform"},
+    "bench": {"core", "workload", "adapter", "launch_server"},
+    "launch_server.py": {"adapter"},
+    "cli.py": {"core", "workload", "adapter", "bench", "launch_server"},
+    "__init__.py": set(),
+}
+MAY_IMPORT_SGLANG = {"adapter", "platform", "launch_server.py", "cli.py", "bench"}
+NOT_IN_CORE = {"time", "random", "secrets", "threading", "asyncio", "multiprocessing", "concurrent", "datetime", "os"}
+CLOCKS = {
+    *("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns", "process_time"),
+    *("process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime"),
+}
+
+
+def files(part=""):
+    root = PACKAGE / part
+    found = sorted(root.rglob("*.py")) if root.is_dir() else [root]
+    assert found, f"nothing to check in {root}"
+    return found
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def imports(path):
+    """Absolute dotted names that a file imports, wherever in it, those for type checkers only left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    here = ["tokenflow_sgl", *path.relative_to(PACKAGE).with_suffix("").parts]
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level]) if node.level else ""
+            module = ".".join(part for part in (base, node.module or "") if part)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def clock_reads(path):
+    """(function, expression) of every call or mention of a clock, through a module, an alias or a bare name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules, names = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {a.asname or a.name for a in node.names if a.name in ("time", "datetime")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            names |= {a.asname or a.name for a in node.names if a.name in CLOCKS}
+        elif isinstance(node, ast.ImportFrom) and node.module == "datetime":
+            modules |= {a.asname or a.name for a in node.names}
+    owner = {}
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            owner |= {id(node): function.name for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in {*CLOCKS, "now", "utcnow", "today"}:
+            if node.attr in CLOCKS and ast.unparse(node.value) not in modules:
+                continue
+            if node.attr not in CLOCKS and ast.unparse(node.value).split(".")[0] not in modules:
+                continue
+            yield owner.get(id(node)), ast.unparse(node)
+        elif isinstance(node, ast.Name) and node.id in names:
+            yield owner.get(id(node)), node.id
+
+
+@pytest.mark.parametrize("part", ["core", "workload"])
+def test_what_decides_and_what_arrives_import_no_engine_and_no_torch(part):
+    for path in files(part):
+        heavy = {name for name in imports(path) if name.split(".")[0] in HEAVY}
+        assert not heavy, f"{path}: {heavy}"
+
+
+def test_core_imports_no_clock_no_randomness_and_no_thread():
+    for path in files("core"):
+        banned = {name for name in imports(path) if name.split(".")[0] in NOT_IN_CORE}
+        assert not banned, f"{path}: {banned}"
+
+
+def test_only_the_journal_of_core_touches_a_file():
+    for path in files("core"):
+        if path.name == "journal.py":
+            continue
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        opened = [ast.unparse(f) for f in calls if ast.unparse(f).split(".")[-1] in ("open", "print", "write_text")]
+        assert not opened, f"{path}: {opened}"
+
+
+def test_every_part_of_the_package_is_named_in_this_test():
+    parts = {part_of(p) for p in files()}
+    assert parts <= set(MAY_KNOW), f"say in MAY_KNOW whom {sorted(parts - set(MAY_KNOW))} may import"
+
+
+@pytest.mark.parametrize("part", sorted(MAY_KNOW))
+def test_the_arrows_between_the_parts_point_one_way(part):
+    if not (PACKAGE / part).exists():
+        pytest.skip(f"{part} is not there yet")
+    for path in files(part):
+        known = {name.split(".")[1] for name in imports(path) if name.startswith("tokenflow_sgl.")}
+        # `from tokenflow_sgl import __version__` names an attribute and no part.
+        known = {k for k in known if (PACKAGE / k).is_dir() or (PACKAGE / f"{k}.py").exists()}
+        foreign = known - MAY_KNOW[part] - {part.removesuffix(".py")}
+        assert not foreign, f"{path} imports {sorted(foreign)}"
+
+
+def test_only_those_that_stand_next_to_the_engine_import_it():
+    for path in files():
+        engine = {name for name in imports(path) if name.split(".")[0] in ENGINE}
+        assert not engine or part_of(path) in MAY_IMPORT_SGLANG, f"{path}: {engine}"
+
+
+BLOCKED = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is blocked by test_layering")
+
+sys.meta_path.insert(0, Refuse())
+import importlib, pkgutil
+for package in {packages!r}:
+    module = importlib.import_module(package)
+    for found in pkgutil.walk_packages(module.__path__, package + "."):
+        importlib.import_module(found.name)
+print(sorted(m for m in sys.modules if m.split(".")[0] in {blocked!r}))
+"""
+
+
+def test_core_and_workload_work_where_neither_sglang_nor_torch_can_be_imported():
+    packages = [f"tokenflow_sgl.{p}" for p in ("core", "workload") if (PACKAGE / p).is_dir()]
+    script = BLOCKED.format(blocked=HEAVY, packages=packages)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_core_and_adapter_read_the_clock_once_and_that_is_the_tick():
+    reads = [
+        (p.relative_to(PACKAGE).as_posix(), *read)
+        for part in ("core", "adapter")
+        for p in files(part)
+        for read in clock_reads(p)
+    ]
+    assert reads == [("adapter/scheduler.py", "_poll_timeout_aborts", "time.monotonic")]
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("import time\ndef f(): return time.monotonic()", [("f", "time.monotonic")]),
+        ("import time as t\nx = t.perf_counter_ns()", [(None, "t.perf_counter_ns")]),
+        ("from time import time as now\ndef f(): return now()", [("f", "now")]),
+        ("import datetime\ndef f(): return datetime.datetime.now()", [("f", "datetime.datetime.now")]),
+        ("from datetime import datetime\nx = datetime.utcnow()", [(None, "datetime.utcnow")]),
+        ("import time\ndef f(clock=time.monotonic): return clock()", [("f", "time.monotonic")]),
+        ("import time\ntime.sleep(0.1)", []),
+        ("class A:\n    def time(self): return self.clock.time()", []),
+    ],
+)
+def test_the_search_for_clocks_finds_them_however_they_are_named(tmp_path, source, reads):
+    path = tmp_path / "x.py"
+    path.write_text(source)
+    assert list(clock_reads(path)) == reads
