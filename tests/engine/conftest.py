@@ -46,3 +46,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def program() -> Callable[[str, str], Any]:
     """What a program wrote: (module, configuration) -> its JSON. Waits for it; raises if it failed."""
     return lambda module, config: _start((module, config)).result()
+
+
+@pytest.fixture
+def results(program: Callable[[str, str], Any], config: str) -> Callable[[str], dict[str, Any]]:
+    """Case by case, what `support.cases` saw in the engine `config`."""
+
+    def of(case: str) -> dict[str, Any]:
+        seen = program("support.cases", config)
+        assert case in seen, f"{case} did not run: the engine was left busy by {seen.get('stopped_after')}"
+        assert "error" not in seen[case], seen[case]["error"]
+        return seen[case]
+
+    return of

@@ -9,35 +9,11 @@ from typing import Any
 
 import pytest
 from support.cases import grammars, inflight, limits
+from support.reports import assert_balanced, assert_same_answer
 
 LOOPS = [pytest.param(c, marks=pytest.mark.engine("support.cases", c)) for c in ("overlap", "normal")]
 OVERLAP = [LOOPS[0]]
 Results = Callable[[str], dict[str, Any]]
-
-
-@pytest.fixture
-def results(program: Callable[[str, str], Any], config: str) -> Results:
-    def of(case: str) -> dict[str, Any]:
-        result = program("support.cases", config)[case]
-        assert "error" not in result, result["error"]
-        return result
-
-    return of
-
-
-def assert_balanced(report: dict[str, Any]) -> None:
-    """Pool, rows, copies and books are back where they were."""
-    idle = dict(report["idle"])
-    assert idle.pop("idle")
-    assert all(have == want for have, want in idle.values()), idle
-
-
-def assert_same_answer(parked: dict[str, Any], solo: dict[str, Any]) -> None:
-    for key in ("tokens", "finish", "completion_tokens", "prompt_tokens"):
-        assert parked[key] == solo[key], key
-    assert parked["completion_tokens"] == len(parked["tokens"])
-    assert parked["cached_tokens"] <= parked["prompt_tokens"]
-    assert set(parked["chunks"]) <= set(solo["chunks"])  # no event without a token, unless stock sends one too
 
 
 @pytest.mark.parametrize("config", LOOPS)
@@ -90,7 +66,9 @@ def test_limits_stops_and_usage_survive_a_park(results: Results, key: str) -> No
 def test_the_limits_cases_end_the_way_they_are_meant_to(results: Results) -> None:
     """Else a stop that never comes would pass for one that survived."""
     solo = results("limits")["solo"]["streams"]
-    ends = {v: (solo[f"{v}/16/solo"]["finish"]["type"], solo[f"{v}/16/solo"]["completion_tokens"]) for v in limits.VARIANTS}
+    ends = {
+        v: (solo[f"{v}/16/solo"]["finish"]["type"], solo[f"{v}/16/solo"]["completion_tokens"]) for v in limits.VARIANTS
+    }
     assert ends == {
         "plain": ("length", 16),
         "stop string": ("stop", limits.STOP_AT + 2),

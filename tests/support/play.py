@@ -73,7 +73,8 @@ def play(
 ) -> dict[str, Any]:
     """Send `asks` at once and every arrival of `later` when its condition holds; run until all have ended.
 
-    No policy is stock's admission on our scheduler. `each` is asked at the start of every iteration.
+    No policy is stock's admission on our scheduler. `each` is asked at the start of every iteration. Streams that have
+    not ended after `max_iterations` are named as stuck, with their tokens so far, and aborted.
     """
     scheduler = engine.scheduler
     ours = hasattr(scheduler, "ledger")
@@ -97,13 +98,19 @@ def play(
                 streams.extend(e.submit(**a) for a in arriving)
         return not pending and all(s.finish is not None for s in streams)
 
-    engine.run(done, max_iterations=max_iterations, max_s=max_s)
+    stuck: dict[str, int] = {}
+    try:
+        engine.run(done, max_iterations=max_iterations, max_s=max_s)
+    except TimeoutError:
+        stuck = engine.unfinished()
+        engine.abort(abort_all=True)
     steps = scheduler.forward_ct - first_step
     iterations = engine.iterations - first_iteration
     engine.run_until_idle()
     report: dict[str, Any] = {
         "streams": {s.rid: client_saw(s) for s in streams},
         "idle": engine.idle_report(),
+        "stuck": stuck,
         "steps": steps,
         "iterations": iterations,
     }

@@ -12,7 +12,9 @@ from typing import Any
 TESTS = Path(__file__).parents[1]
 
 
-def run_program(module: str, *args: str, out: Path, deadline_s: float = 420.0, env: dict[str, str] | None = None) -> Any:
+def run_program(
+    module: str, *args: str, out: Path, deadline_s: float = 420.0, env: dict[str, str] | None = None
+) -> Any:
     """Raises AssertionError with the end of its output if it fails or takes longer than `deadline_s` seconds."""
     log = out.with_suffix(".log")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}

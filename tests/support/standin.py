@@ -187,6 +187,7 @@ class StandIn:
             host_free_tokens=1 << 30,
             max_running=self.max_running,
             page_tokens=self.page_tokens,
+            promised_tokens=0 if self.chunked is None else self.chunked.target_tokens - self.chunked.kv_tokens,
             build=self._requests,
         )
 

@@ -40,6 +40,7 @@ def engine(requests: Iterable[RequestView] = (), **fields: Any) -> EngineView:
         "host_free_tokens": 10_000,
         "max_running": 64,
         "page_tokens": 1,
+        "promised_tokens": sum(r.takes_tokens for r in requests if r.phase is Phase.PREFILL),
         "build": lambda: requests,
     }
     return EngineView(**(values | fields))

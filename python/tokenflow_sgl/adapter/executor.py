@@ -48,6 +48,7 @@ class SglangExecutor:
             host_free_tokens=self.host_free_tokens(),
             max_running=running + max(0, s.get_num_allocatable_reqs(running, running_batch=self.running_batch)),
             page_tokens=s.page_size,
+            promised_tokens=0 if s.chunked_req is None else self._left(s.chunked_req),
             build=self._requests,
         )
 
@@ -92,7 +93,7 @@ class SglangExecutor:
 
     def _unmerged(self, req: Any) -> RequestView:
         context = len(req.origin_input_ids) + len(req.output_ids)
-        left = max(0, context - (req.extend_end or 0)) if req is self.scheduler.chunked_req else 0
+        left = self._left(req) if req is self.scheduler.chunked_req else 0
         return RequestView(
             rid=req.rid,
             phase=Phase.PREFILL,
@@ -128,6 +129,10 @@ class SglangExecutor:
             preemptible=False,
             priority=self._priority(req),
         )
+
+    def _left(self, req: Any) -> int:
+        """Tokens of a chunked prompt that are still to be computed."""
+        return max(0, len(req.origin_input_ids) + len(req.output_ids) - (req.extend_end or 0))
 
     def _priority(self, req: Any) -> int:
         if not self.scheduler.enable_priority_scheduling or req.priority is None:

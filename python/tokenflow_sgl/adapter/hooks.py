@@ -121,7 +121,8 @@ USES: tuple[Use, ...] = (
     # executor.py, request_state.py, ledger.py, state_report.py
     *_rows(CALL, "sglang.srt.mem_cache.common", "release_kv_cache(req, tree_cache, checkpoint)"),
     *_rows(CALL, _SCHEDULER, "get_num_allocatable_reqs(running_bs, running_batch)"),
-    *_rows(FIELD, _SCHEDULER, "forward_ct", "max_total_num_tokens", "page_size", "token_to_kv_pool_allocator"),
+    *_rows(FIELD, _SCHEDULER, "forward_ct", "max_req_input_len", "max_total_num_tokens", "page_size"),
+    *_rows(FIELD, _SCHEDULER, "token_to_kv_pool_allocator"),
     *_rows(CALL, _TREE, "checkpoint(req, up_to)", "evictable_size", "lock(node_id)", "unlock"),
     *_rows(FIELD, _TREE, "ongoing_write_through"),
     *_rows(CALL, f"{_BATCH}.ScheduleBatch", "filter_batch(keep_indices)"),

@@ -46,6 +46,10 @@ class TokenFlowScheduler(Scheduler):
         super().init_running_status()
         self.tokenflow_settings = settings_of(self.server_args)
         checks.refuse_runtime(self, self.tokenflow_settings)
+        # Upstream accepts prompts up to the pool's size less 6, but admits none that leaves no page and a token beside
+        # it: such a one waits for ever, and under stock's order everybody waits behind it. The HTTP process is told
+        # this limit and answers 400.
+        self.max_req_input_len = min(self.max_req_input_len, self.max_total_num_tokens - self.page_size - 1)
         self.ledger = Ledger()
         self.executor = SglangExecutor(self, self.ledger)
         settings = self.tokenflow_settings

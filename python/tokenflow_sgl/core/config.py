@@ -5,7 +5,6 @@ Owns validation; reads no flag and no file. Invariant: a PolicyConfig that exist
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -113,5 +112,6 @@ def _check(name: str, value: Any, meta: Mapping[str, Any], kind: type) -> None:
         return
     valid = f"{kind.__name__} from {meta['min']:g} to {meta['max']:g} {meta['unit']}".rstrip()
     number = isinstance(value, int) or (isinstance(value, float) and kind is float)
-    if isinstance(value, bool) or not number or not math.isfinite(value) or not meta["min"] <= value <= meta["max"]:
+    # NaN fails both comparisons; an integer too large for a float must not be converted.
+    if isinstance(value, bool) or not number or not meta["min"] <= value <= meta["max"]:
         raise ValueError(f"{name}={value!r}: valid is a {valid}")

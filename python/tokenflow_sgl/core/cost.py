@@ -11,7 +11,7 @@ from .config import PolicyConfig
 
 _GAIN = 0.1  # weight of a new sample; about the last 20 samples count
 _MIN_PREFILL_TOKENS = 32  # below this a prefill step's time says more about overhead than about speed
-_OUTLIER = 20.0  # a step this much longer than believed is a hiccup of the machine, not a cost
+_OUTLIER = 20.0  # a sample this many times the belief is a hiccup of the machine, unless it is the third in a row
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class CostBelief:
     load_s_per_token: float
     decode_samples: int = 0
     prefill_samples: int = 0
+    outliers: int = 0  # in a row
 
     @classmethod
     def prior(cls, config: PolicyConfig) -> CostBelief:
@@ -32,15 +33,21 @@ class CostBelief:
         """One step took `seconds` and computed `prefill_tokens` new and one token each for `decoding` streams."""
         if seconds <= 0.0:
             return
-        if prefill_tokens == 0:
-            if decoding and (self.decode_samples < 3 or seconds < _OUTLIER * self.step_s):
-                self.decode_samples += 1
-                self.step_s += max(_GAIN, 1.0 / self.decode_samples) * (seconds - self.step_s)
+        if prefill_tokens == 0 and decoding:
+            if self._is_hiccup(seconds, self.step_s, self.decode_samples):
+                return
+            self.decode_samples += 1
+            self.step_s += max(_GAIN, 1.0 / self.decode_samples) * (seconds - self.step_s)
         elif prefill_tokens >= _MIN_PREFILL_TOKENS:
-            sample = seconds / prefill_tokens
-            if self.prefill_samples < 3 or sample < _OUTLIER * self.prefill_s_per_token:
-                self.prefill_samples += 1
-                self.prefill_s_per_token += max(_GAIN, 1.0 / self.prefill_samples) * (sample - self.prefill_s_per_token)
+            sample, belief = seconds / prefill_tokens, self.prefill_s_per_token
+            if self._is_hiccup(sample, belief, self.prefill_samples):
+                return
+            self.prefill_samples += 1
+            self.prefill_s_per_token += max(_GAIN, 1.0 / self.prefill_samples) * (sample - belief)
+
+    def _is_hiccup(self, sample: float, belief: float, samples: int) -> bool:
+        self.outliers = self.outliers + 1 if samples >= 3 and sample > _OUTLIER * belief else 0
+        return 0 < self.outliers < 3
 
     def learn_copy(self, tokens: int, seconds: float) -> None:
         if tokens > 0 and seconds > 0.0:

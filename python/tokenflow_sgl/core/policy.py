@@ -33,6 +33,7 @@ from .types import (
     Visible,
 )
 
+_NEARLY_DONE_TOKENS = 8
 _REFUSAL_PAUSE_S = 0.25  # an admission the engine could not keep is not tried again at once: it would block the rest
 
 
@@ -102,30 +103,34 @@ class TokenFlowPolicy:
     def plan(self, view: EngineView) -> Plan:
         publish = self.publisher.due(self.streams, view)
         # Each running stream may open a page in the next step; below that the engine would retract somebody.
-        shortage = view.page_tokens * view.running - view.device_free_tokens
+        shortage = view.page_tokens * view.running + view.promised_tokens - view.device_free_tokens
         if view.waiting == 0 and shortage <= 0:
             return Plan(publish=publish)
         return self._decide(view, publish, shortage)
 
     def _decide(self, view: EngineView, publish: tuple[tuple[Rid, int], ...], shortage: int) -> Plan:
-        requests = view.requests()
-        running = [r for r in requests if r.phase is Phase.RUNNING]
-        prefilling = [r for r in requests if r.phase is Phase.PREFILL]
+        running: list[RequestView] = []
+        prefilling: list[RequestView] = []
+        waiting: list[RequestView] = []
+        by_phase = {Phase.RUNNING: running, Phase.PREFILL: prefilling}
+        for r in view.requests():
+            by_phase.get(r.phase, waiting).append(r)
         growth = self.config.growth_tokens
-        room = (
-            view.device_free_tokens
-            - growth * (len(running) + len(prefilling))
-            - sum(r.takes_tokens for r in prefilling)
-        )
-        slots = view.max_running - len(running) - len(prefilling)
-        victims = [self._victim(r) for r in running if self._may_park(r)]
-        must, early = self._candidates([r for r in requests if r.phase in (Phase.WAITING, Phase.PARKED)], view)
-        chosen = select(must, victims, room_tokens=room, slots=slots)
-        admit = [*chosen.admit, *self._early_returns(early, chosen, len(running))]
-        park = chosen.park
-        if not admit and shortage > 0:
-            park = self._relief(running, victims, view, shortage)
-        if not admit and not running and not prefilling and must:
+        active = len(running) + len(prefilling)
+        room = view.device_free_tokens - growth * active - sum(r.takes_tokens for r in prefilling)
+        must, early = self._candidates(waiting, view)
+        slots = view.max_running - active
+        if sum(c.need_tokens for c in must) <= room and len(must) <= slots:
+            victims = []  # everybody fits: nobody needs to be weighed
+        else:
+            victims = [self._victim(r) for r in running if self._may_park(r)]
+        chosen = select(self._owed_first(must), victims, room_tokens=room, slots=slots)
+        # Memory may be kept for work that is owed it, but it never comes in before an unstarted reader.
+        served = set(chosen.admit)
+        admit = [c.rid for c in must if c.rid in served]
+        admit += self._early_returns(early, chosen, len(running))
+        park = chosen.park if admit or shortage <= 0 else self._relief(running, shortage)
+        if not admit and not active and must:
             # An empty engine has nothing to wait for: whoever is first comes in, however little room is left to grow.
             return Plan(admit=(must[0].rid,), reserve_tokens=0)
         gone = set(park)
@@ -133,51 +138,68 @@ class TokenFlowPolicy:
             park=park,
             publish=tuple(p for p in publish if p[0] not in gone),
             admit=tuple(admit),
-            reserve_tokens=growth * (len(running) + len(prefilling) - len(park) + len(admit)),
-            prefill_tokens=0 if self._must_decode_first(running, prefilling, must) else None,
+            reserve_tokens=growth * (active - len(park) + len(admit)),
+            prefill_tokens=0 if (must or prefilling) and self._must_decode_first(running) else None,
             why={"must": len(must), "unserved": chosen.unserved, "room_tokens": chosen.room_tokens},
         )
 
     def _candidates(self, waiting: Sequence[RequestView], view: EngineView) -> tuple[list[Candidate], list[Candidate]]:
         """Who must come in, in order: due readers, unstarted readers, work without a reader; and who may return early.
 
-        Inside a class the client's own priority decides first. A started stream is due when its slack, less the time
-        its return takes after the returns before it, nears eps.
+        Inside a class the client's own priority decides first, then those that waited so long that they hold back the
+        rest, then rank, then cost. A started stream is due when its slack, less the time its return takes after the
+        returns before it, nears eps.
         """
         due: list[Candidate] = []
         new: list[Candidate] = []
         other: list[Candidate] = []
         early: list[Candidate] = []
-        known = [(r, s) for r in waiting if (s := self.streams.by_rid.get(r.rid)) is not None]
+        known = [(self._slack_s(s), r, s) for r in waiting if (s := self.streams.by_rid.get(r.rid)) is not None]
+        known.sort(key=lambda found: (found[0], found[1].rid))
         ahead_s = 0.0
-        for r, s in sorted(known, key=lambda pair: (self._slack_s(pair[1]), pair[0].rid)):
+        for slack_s, r, s in known:
             if s.refused_until_s > self.now_s:
                 continue
             uncached = max(1, r.context_tokens - r.cached_tokens - r.host_hit_tokens)
-            c = self._candidate(r, s, self.cost.prefill_s(uncached) + self.config.overhead_s, view)
+            c = self._candidate(r, s, slack_s, self.cost.prefill_s(uncached) + self.config.overhead_s, view)
             if s.unstarted:
                 (new if s.buffer is not None else other).append(c)
                 continue
             return_s = self.cost.return_s(tail_tokens=uncached, host_tokens=r.host_hit_tokens)
-            if self._slack_s(s) - ahead_s - return_s > self.config.eps_s + self.config.overhead_s:
+            if slack_s - ahead_s - return_s > self.config.eps_s + self.config.overhead_s:
                 early.append(c)
                 continue
             ahead_s += return_s
             (due if s.buffer is not None else other).append(c)
         own = {r.rid: -r.priority for r in waiting}
         for group in (new, other, early):
-            group.sort(key=lambda c: (own[c.rid], -c.priority, c.rid))
+            group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
         return due + new + other, early
 
-    def _candidate(self, r: RequestView, s: Stream, prefill_s: float, view: EngineView) -> Candidate:
+    def _owed_first(self, must: Sequence[Candidate]) -> list[Candidate]:
+        """The order in which memory is given out: that of `must`, but one piece of work without a reader that has
+        waited for a whole turn is given its own before unstarted readers. Else a stream of readers, each taking what the
+        last one freed, would starve it."""
+        for i, c in enumerate(must):
+            s = self.streams.by_rid[c.rid]
+            if s.buffer is None and c.holds_back and s.wait_s(self.now_s) >= self.config.batch_turn_s:
+                first_new = sum(1 for d in must[:i] if not self.streams.by_rid[d.rid].unstarted)
+                return [*must[:first_new], c, *must[first_new:i], *must[i + 1 :]]
+        return list(must)
+
+    def _candidate(self, r: RequestView, s: Stream, slack_s: float, prefill_s: float, view: EngineView) -> Candidate:
+        # One page for rounding, and one token more: the engine admits only what leaves something free.
+        need_tokens = r.takes_tokens + self.config.growth_tokens + view.page_tokens + 1
+        wait_s = s.wait_s(self.now_s)
         return Candidate(
             rid=r.rid,
-            need_tokens=r.takes_tokens + self.config.growth_tokens + view.page_tokens,
-            priority=self._rank(s, prefill_s),
+            need_tokens=need_tokens,
+            priority=self._rank(s, slack_s, wait_s, prefill_s),
             window_s=max(prefill_s + self.config.eps_s, self.config.min_slack_s),
             # Without a lead, work that has no reader would swap places with its like for ever.
             margin=self.config.switch_margin if s.buffer is None else 0.0,
-            holds_back=s.wait_s(self.now_s) >= self.config.hold_back_s,
+            # Memory kept for one that can never fit would be lost to all.
+            holds_back=wait_s >= self.config.hold_back_s and need_tokens <= view.device_total_tokens,
         )
 
     def _early_returns(self, early: Sequence[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
@@ -193,31 +215,39 @@ class TokenFlowPolicy:
             slots -= 1
             yield c.rid
 
-    def _relief(
-        self, running: Sequence[RequestView], victims: Sequence[Victim], view: EngineView, shortage: int
-    ) -> tuple[Rid, ...]:
-        """Nothing waits, or nothing fits, and the running streams are about to outgrow memory."""
-        with_slack = [v for v in victims if v.slack_s > self.config.min_slack_s]
-        park = relieve(with_slack, shortage_tokens=shortage)
-        if park or len(running) < 2:
+    def _relief(self, running: Sequence[RequestView], shortage: int) -> tuple[Rid, ...]:
+        """Nothing waits, or nothing fits, and the running streams are about to outgrow memory.
+
+        If no stream has slack to spare, the engine would retract somebody in the next steps and forget its KV: then
+        the one with the most slack is parked whatever it has; those that may not be parked now only after the others.
+        """
+        if len(running) < 2:
+            return ()
+        able = [self._victim(r) for r in running if self._may_park(r)]
+        park = relieve([v for v in able if v.slack_s > self.config.min_slack_s], shortage_tokens=shortage)
+        if park:
             return park
-        # The next steps would run out of memory and the engine would retract somebody, forgetting its KV. The one with
-        # the most slack is the least bad choice, whatever its slack.
-        anyone = [self._victim(r) for r in running if r.preemptible and r.output_tokens > 0 and r.copying_tokens == 0]
-        return relieve(anyone, shortage_tokens=1)
+        anyone = [self._victim(r) for r in running if self._can_park(r)]
+        return relieve(able, shortage_tokens=1) or relieve(anyone, shortage_tokens=1)
+
+    def _can_park(self, r: RequestView) -> bool:
+        known = r.rid in self.streams.by_rid
+        return known and r.preemptible and r.output_tokens > 0 and r.copying_tokens == 0
 
     def _may_park(self, r: RequestView) -> bool:
-        s = self.streams.by_rid.get(r.rid)
-        if s is None or not r.preemptible or r.output_tokens == 0 or r.copying_tokens > 0:
+        if not self._can_park(r):
             return False
+        s = self.streams.by_rid[r.rid]
         ran, left = r.output_tokens - s.output_at_admission, r.max_output_tokens - r.output_tokens
-        # One that ends within a run gives all its memory back sooner than a park and a return would pay off.
-        return s.parks < self.config.max_parks and min(ran, left) >= self.config.min_run_tokens
+        # One about to reach its limit gives all its memory back sooner than a park and a return would pay off.
+        return s.parks < self.config.max_parks and ran >= self.config.min_run_tokens and left > _NEARLY_DONE_TOKENS
 
     def _victim(self, r: RequestView) -> Victim:
         s = self.streams.by_rid[r.rid]
-        slack_s = math.inf if s.buffer is None else s.buffer.slack_s(self.now_s)
-        return Victim(r.rid, r.frees_tokens, self._rank(s, 0.0), slack_s)
+        if s.buffer is None:
+            return Victim(r.rid, r.frees_tokens, self._rank(s, self.config.batch_turn_s, 0.0, 0.0), math.inf)
+        slack_s = s.buffer.slack_s(self.now_s)
+        return Victim(r.rid, r.frees_tokens, self._rank(s, slack_s, 0.0, 0.0), slack_s)
 
     def _slack_s(self, s: Stream) -> float:
         """Slack of a reader; of work without one a virtual slack that falls while it waits, so that none starves."""
@@ -225,28 +255,25 @@ class TokenFlowPolicy:
             return s.buffer.slack_s(self.now_s)
         return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
 
-    def _rank(self, s: Stream, prefill_s: float) -> float:
+    def _rank(self, s: Stream, slack_s: float, wait_s: float, prefill_s: float) -> float:
         return self._priority(
-            slack_s=self._slack_s(s),
-            wait_s=s.wait_s(self.now_s),
+            slack_s=slack_s,
+            wait_s=wait_s,
             unstarted=s.unstarted and s.buffer is not None,
             prefill_s=prefill_s,
             config=self.config,
         )
 
-    def _must_decode_first(
-        self, running: Sequence[RequestView], prefilling: Sequence[RequestView], must: Sequence[Candidate]
-    ) -> bool:
-        """A reader would run dry during the next prefill chunk, which the engine runs without decoding."""
-        if self.decodes_since_prefill >= self.config.defer_steps or not (prefilling or must):
+    def _must_decode_first(self, running: Sequence[RequestView]) -> bool:
+        """A reader is about to run dry, and the engine runs a prefill chunk without decoding. Bounded: prefill goes on."""
+        if self.decodes_since_prefill >= self.config.defer_steps:
             return False
-        chunk_s = max((c.window_s for c in must), default=self.config.eps_s)
-        lowest_s = math.inf
         for r in running:
             s = self.streams.by_rid.get(r.rid)
             if s is not None and s.buffer is not None and s.buffer.generated_tokens > 0:
-                lowest_s = min(lowest_s, s.buffer.slack_s(self.now_s))
-        return lowest_s < min(chunk_s, self.config.eps_s) / 2
+                if s.buffer.slack_s(self.now_s) < self.config.eps_s / 2:
+                    return True
+        return False
 
     # ---- what others may see
 

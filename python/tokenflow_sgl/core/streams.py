@@ -96,6 +96,7 @@ class Streams:
             stream.published_tokens = max(stream.published_tokens, up_to)
 
     def finish(self, rid: Rid) -> None:
+        self.settle()  # else a new request with the same id would be handed this one's tokens
         self.by_rid.pop(rid, None)
         self.away.pop(rid, None)
 

@@ -65,6 +65,7 @@ class EngineView:
     host_free_tokens: int
     max_running: int
     page_tokens: int
+    promised_tokens: int  # what prompts under way still have to compute, and will take
     build: Callable[[], Sequence[RequestView]]
     built: Sequence[RequestView] | None = None  # what the policy looked at, for the journal; None if it never asked
 

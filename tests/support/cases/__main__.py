@@ -32,7 +32,9 @@ class Config:
     settings: dict[str, Any] = field(default_factory=lambda: {"policy": "fcfs", "check_plans": True})
 
 
-def _flags(*, page: int, pool: int, chunk: int = 256, overlap: bool = True, more: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _flags(
+    *, page: int, pool: int, chunk: int = 256, overlap: bool = True, more: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     loop = () if overlap else ("--disable-overlap-schedule",)
     sizes = ("--page-size", str(page), "--max-total-tokens", str(pool), "--chunked-prefill-size", str(chunk))
     return (*sizes, *loop, *more)

@@ -31,7 +31,9 @@ def _variants(engine: Engine, oracle: list[int]) -> dict[str, dict[str, Any]]:
         "eos ignored": {"ignore_eos": True, **likely_eos},
         "min_new_tokens": {"ignore_eos": False, "min_new_tokens": 8, **likely_eos},
         "min_new_tokens and stop token": {
-            "ignore_eos": False, "stop_token_ids": [oracle[2]], "min_new_tokens": 5,
+            "ignore_eos": False,
+            "stop_token_ids": [oracle[2]],
+            "min_new_tokens": 5,
         },  # fmt: skip
     }
     assert tuple(variants) == VARIANTS

@@ -40,9 +40,7 @@ def newcomer_against_memory(engine: Engine) -> dict[str, Any]:
         low = [ask(f"low{i}", 180, 260, rate=rate) for i in range(2)]
         new = ask("new", 400, 20)
         key = f"{at_token} tokens in, {rate:g} tok/s"
-        report[key] = play(
-            engine, low, tokenflow(), later=[(has("low0", at_token), [new])], journal=_journal("b03")
-        )
+        report[key] = play(engine, low, tokenflow(), later=[(has("low0", at_token), [new])], journal=_journal("b03"))
         report[key]["at_token"] = at_token
     report["solo"] = solo_tokens(engine, [*low, new])
     return report
@@ -50,6 +48,7 @@ def newcomer_against_memory(engine: Engine) -> dict[str, Any]:
 
 def stock_newcomer(engine: Engine) -> dict[str, Any]:
     """What the same newcomer waits for under stock's admission."""
+    _clock(engine)
     low = [ask(f"low{i}", 180, 260, rate=5.0) for i in range(2)]
     return play(engine, low, later=[(has("low0", 200), [ask("new", 400, 20)])])
 
@@ -94,7 +93,7 @@ def too_long(engine: Engine) -> dict[str, Any]:
     """B09 a and d: prompts around the size of the pool, each followed by a small request."""
     _clock(engine)
     report: dict[str, Any] = {}
-    for prompt_tokens in (600, 512, 511, 498, 497, 496, 495):
+    for prompt_tokens in (600, 512, 511, 498, 497, 496, 495, 494, 480):
         asks = [ask("big", prompt_tokens, 8), ask("next", 20, 8)]
         report[str(prompt_tokens)] = play(engine, asks, tokenflow(), max_iterations=500)
     return report
