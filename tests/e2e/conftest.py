@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.live import OURS, Server, serving
+
+from support.live import GREEDY_PROMPT, GREEDY_TOKENS, OURS, STOCK, Server, body_of, serving
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,27 @@ def server(shared_server: Server) -> Iterator[Server]:
     yield shared_server
     assert shared_server.process._process.poll() is None, shared_server.process.log_tail()
     shared_server.settle()
+
+
+@pytest.fixture(scope="session")
+def stock_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a stock SGLang server from this same environment says; it is started for these questions only."""
+    import sglang as sgl
+    from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
+
+    from support.frontend import PROGRAMS, run_program
+
+    with serving(STOCK, tmp_path_factory.mktemp("stock"), "--page-size", "16") as stock:
+        sgl.set_default_backend(RuntimeEndpoint(stock.url))
+        answers = {
+            "programs": {name: run_program(name) for name in PROGRAMS},
+            "state": stock.http.get("/tokenflow/state").status_code,
+            "config": stock.http.get("/tokenflow/config").status_code,
+            "text": stock.generate(GREEDY_PROMPT, GREEDY_TOKENS)["text"],
+            "generate_headers": dict(stock.http.post("/generate", json=body_of("x", 1)).headers),
+            "metrics": stock.metrics(),
+            "log": stock.log.read_text(errors="replace"),
+            "server_info": stock.http.get("/server_info").json(),
+        }
+        sgl.set_default_backend(None)
+    return answers

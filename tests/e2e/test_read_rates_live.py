@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from support.live import LiveStream, Server, read_together, until
 
 pytestmark = pytest.mark.e2e
@@ -324,11 +325,23 @@ def test_an_id_that_cannot_be_handled_is_refused(server: Server, route: str, rid
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(server: Server, route: str) -> None:
+    rid = f"taken{route.replace('/', '-')}"
     solo = server.generate("the first one", 200)["text"]
-    first = server.stream("the first one", 200, rid="taken").wait_events(1)
-    error = refusal(server, route, body(route, tokens=1, rid="taken"))
-    assert error["param"] == "rid" and "taken" in error["message"]
+    first = server.stream("the first one", 200, rid=rid).wait_events(1)
+    error = refusal(server, route, body(route, tokens=1, rid=rid))
+    assert error["param"] == "rid" and rid in error["message"]
     read_together([first])
     assert first.text == solo
     # Its end frees the id.
-    assert server.generate("again", 1, rid="taken")["meta_info"]["id"] == "taken"
+    assert server.generate("again", 1, rid=rid)["meta_info"]["id"] == rid
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="stock: 2 s after a streamed reply it aborts whatever request has that id by then (create_abort_task)",
+)
+def test_a_stream_that_reuses_the_id_of_one_that_ended_is_not_aborted_for_it(server: Server) -> None:
+    read_together([server.stream("ends at once", 1, rid="used-again")])
+    second = server.stream("the next owner", 1500, rid="used-again")
+    read_together([second])
+    assert second.finish == {"type": "length", "length": 1500}

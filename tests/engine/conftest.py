@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+
 from support.processes import run_program
 
 Program = tuple[str, str]  # module and configuration

@@ -8,6 +8,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+
 from support import identity
 from support.processes import run_program
 

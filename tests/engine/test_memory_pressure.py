@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from support.cases import pressure
 from support.reports import (
     assert_balanced,

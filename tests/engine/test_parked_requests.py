@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from support.cases import grammars, inflight, limits
 from support.reports import assert_balanced, assert_same_answer
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.processes import TESTS
 from support.two_ranks import PARKS_WANTED, STREAMS, TOKENS
-
 from tokenflow_sgl.core.journal import replay
 from tokenflow_sgl.core.policies import policy_from_header
 

@@ -28,6 +28,7 @@ MODEL = Path(__file__).parents[2] / "models" / "tiny"
 POOL_TOKENS = 2048
 OURS, STOCK = "tokenflow_sgl.launch_server", "sglang.launch_server"
 START_DEADLINE_S = 180.0
+GREEDY_PROMPT, GREEDY_TOKENS = "the same question to every server", 300
 _POLL_S = 0.02
 _awake: list[ServerProcess] = []
 

@@ -456,7 +456,9 @@ def state_of(value: object) -> object:
     """Everything that an object is made of, comparable: dataclasses, slots, dicts and deques by content."""
     if isinstance(value, dict):
         return {k: state_of(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
+    if isinstance(value, (set, frozenset)):
+        return [type(value).__name__, *sorted(map(repr, value))]
+    if isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
         return [type(value).__name__, *(state_of(v) for v in value)]
     if not type(value).__module__.startswith("tokenflow_sgl") or isinstance(value, Enum) or callable(value):
         return value

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STREAMS = 24
+STREAMS = 26
 TOKENS = 240
 PARKS_WANTED = 20
 SETTINGS = {
@@ -42,7 +42,7 @@ def main(rank: int, clock: str, folder: Path, out: Path) -> None:
             time.sleep(0.05)
         return pickle.loads(path.read_bytes())
 
-    flags = ["--tp-size", "2", "--page-size", "16", "--max-total-tokens", "1024", "--grammar-backend", "none"]
+    flags = ["--tp-size", "2", "--page-size", "16", "--max-total-tokens", "896", "--grammar-backend", "none"]
     settings = {**SETTINGS, "journal": str(folder / "journal"), "check_plans": True}
     engine = Engine(flags, settings, tp_rank=rank, share_ports=share)
     scheduler = engine.scheduler
@@ -55,7 +55,8 @@ def main(rank: int, clock: str, folder: Path, out: Path) -> None:
     scheduler.run_event_loop()
     tokens = {rid: s.tokens for rid, s in engine.streams.items()}
     out.write_text(json.dumps({
-        "steps": scheduler._steps, "steps_under_load": scheduler._steps - state["base_steps"], "forwards": scheduler.forward_ct, "counters": scheduler.ledger.counters,
+        "steps": scheduler._steps, "steps_under_load": scheduler._steps - state["base_steps"],
+        "counters": scheduler.ledger.counters,
         "same": [tokens[f"base{i}"] == tokens[f"load{i}"] for i in range(STREAMS)] if rank == 0 else None,
         "lengths": sorted({len(t) for t in tokens.values()}) if rank == 0 else None,
     }))  # fmt: skip
@@ -73,7 +74,7 @@ def _feed(engine: Any, rank: int, prompt: Callable[[int, int], list[int]]) -> di
 
     def request(kind: str, i: int) -> Any:
         rid = f"{kind}{i}"
-        engine.submit(rid, prompt(40 + 3 * i, i), TOKENS, tokenflow={"rate": 10.0 + i})
+        engine.submit(rid, prompt(40 + 2 * i, i), TOKENS, tokenflow={"rate": 10.0 + i})
         message = engine.scheduler._deferred_input_requests.pop()
         message.wrap_pickle_fields()
         return message

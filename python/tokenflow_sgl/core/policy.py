@@ -178,8 +178,8 @@ class TokenFlowPolicy:
 
     def _owed_first(self, must: Sequence[Candidate]) -> list[Candidate]:
         """The order in which memory is given out: that of `must`, but one piece of work without a reader that has
-        waited for a whole turn is given its own before unstarted readers. Else a stream of readers, each taking what the
-        last one freed, would starve it."""
+        waited for a whole turn is given its own before unstarted readers. Else readers that keep coming, each taking
+        what the last one freed, would starve it."""
         for i, c in enumerate(must):
             s = self.streams.by_rid[c.rid]
             if s.buffer is None and c.holds_back and s.wait_s(self.now_s) >= self.config.batch_turn_s:
@@ -265,14 +265,15 @@ class TokenFlowPolicy:
         )
 
     def _must_decode_first(self, running: Sequence[RequestView]) -> bool:
-        """A reader is about to run dry, and the engine runs a prefill chunk without decoding. Bounded: prefill goes on."""
+        """A reader is about to run dry, and the engine prefills without decoding. Bounded, so that prefill goes on."""
         if self.decodes_since_prefill >= self.config.defer_steps:
             return False
         for r in running:
             s = self.streams.by_rid.get(r.rid)
-            if s is not None and s.buffer is not None and s.buffer.generated_tokens > 0:
-                if s.buffer.slack_s(self.now_s) < self.config.eps_s / 2:
-                    return True
+            if s is None or s.buffer is None or s.buffer.generated_tokens == 0:
+                continue
+            if s.buffer.slack_s(self.now_s) < self.config.eps_s / 2:
+                return True
         return False
 
     # ---- what others may see
