@@ -323,7 +323,8 @@ def test_work_without_a_reader_is_never_starved_by_readers_that_keep_coming(name
         # A turn is one batch_turn_s of waiting, and as long again while the two others are owed theirs first.
         assert record.token_times[j.rid][-1] < 4.0 + turns * 2 * config.batch_turn_s < readers[-1].at_s
     for j in readers:
-        assert dry(record, j) < 0.25, j.rid
+        # Work in its turn cannot be parked for min_run tokens, some 1 s here: a return may wait for a part of it.
+        assert dry(record, j) < 0.5, j.rid
 
 
 @pytest.mark.parametrize("name", sorted(PRIORITIES))

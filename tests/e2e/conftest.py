@@ -21,7 +21,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def server(shared_server: Server) -> Iterator[Server]:
     """The shared server. Whatever a test does to it, nothing is left in flight and no page is taken."""
-    yield shared_server
+    yield shared_server.wake()
     assert shared_server.process._process.poll() is None, shared_server.process.log_tail()
     shared_server.settle()
 

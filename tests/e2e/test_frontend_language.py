@@ -27,7 +27,7 @@ def backend(server: Server) -> Iterator[RuntimeEndpoint]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_says_what_it_says_on_a_stock_server(
-    backend: RuntimeEndpoint, stock_answers: dict[str, Any], name: str
+    stock_answers: dict[str, Any], backend: RuntimeEndpoint, name: str
 ) -> None:
     answer = run_program(name)
     assert answer == stock_answers["programs"][name]

@@ -128,7 +128,8 @@ class Engine:
         parameters.normalize(self.scheduler.tokenizer)
         parameters.verify(self.scheduler.model_config.vocab_size)
         request = TokenizedGenerateReqInput(
-            rid=rid, input_text="", input_ids=array("q", prompt), input_embeds=None, mm_inputs=None, token_type_ids=None,
+            rid=rid, input_text="", input_ids=array("q", prompt), input_embeds=None, mm_inputs=None,
+            token_type_ids=None,
             sampling_params=parameters, return_logprob=return_logprob, logprob_start_len=-1,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=None, stream=stream, lora_id=lora_id,
             custom_logit_processor=custom_logit_processor,

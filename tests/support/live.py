@@ -30,7 +30,7 @@ OURS, STOCK = "tokenflow_sgl.launch_server", "sglang.launch_server"
 START_DEADLINE_S = 180.0
 GREEDY_PROMPT, GREEDY_TOKENS = "the same question to every server", 300
 _POLL_S = 0.02
-_awake: list[ServerProcess] = []
+_live: list[ServerProcess] = []
 
 
 def command(module: str, port: int, *flags: str) -> list[str]:
@@ -62,6 +62,12 @@ class Server:
         self.journal = journal
         self.pid = process._process.pid
         self.http = httpx.Client(base_url=self.url, timeout=60.0)
+
+    def wake(self) -> Server:
+        """Let this server run and all others sleep."""
+        asleep(but=self.process)
+        self.process.resume()
+        return self
 
     def state(self, since: int = 0) -> dict[str, Any]:
         reply = self.http.get("/tokenflow/state", params={"since": since})
@@ -133,38 +139,29 @@ def body_of(prompt: str | list[int], max_new_tokens: int, **extra: Any) -> dict[
 def serving(
     module: str, folder: Path, *flags: str, journal: bool = False, env: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """A server, ready. Others of this test run sleep meanwhile."""
+    """A server, ready and awake. The others sleep from now on, until they are woken."""
     port = free_port()
     path = folder / "journal" if journal else None
     extra = ["--tokenflow-journal", str(path)] if path else []
-    with asleep():
-        with mock.patch.dict(os.environ, env or {}):
-            process = ServerProcess(
-                module, command(module, port, *flags, *extra), url=f"http://127.0.0.1:{port}", log=folder / "log"
-            )
-        try:
-            process.wait_ready(deadline_s=START_DEADLINE_S)
-            _awake.append(process)
-            yield Server(process, path)
-        finally:
-            if process in _awake:
-                _awake.remove(process)
-            process.stop()
-
-
-@contextmanager
-def asleep() -> Iterator[None]:
-    """The servers that are awake now sleep until the context ends."""
-    sleepers = list(_awake)
-    _awake.clear()
-    for process in sleepers:
-        process.suspend()
+    asleep()
+    with mock.patch.dict(os.environ, env or {}):
+        process = ServerProcess(
+            module, command(module, port, *flags, *extra), url=f"http://127.0.0.1:{port}", log=folder / "log"
+        )
+    _live.append(process)
     try:
-        yield
+        process.wait_ready(deadline_s=START_DEADLINE_S)
+        yield Server(process, path)
     finally:
-        for process in sleepers:
-            process.resume()
-        _awake.extend(sleepers)
+        _live.remove(process)
+        process.stop()
+
+
+def asleep(but: ServerProcess | None = None) -> None:
+    """All servers of this test run stop where they are, but one, until Server.wake()."""
+    for process in _live:
+        if process is not but:
+            process.suspend()
 
 
 class LiveStream:

@@ -48,6 +48,7 @@ class TokenFlowPolicy:
         self.publisher = Publisher(config)
         self.decodes_since_prefill = 0
         self._priority = PRIORITIES[config.priority]
+        self._chunk_tokens = 0  # of the last prefill step: the next will be about as large
         self._last_batch = (0, 0)  # prefill tokens and decoding streams of the batch whose time the next tick carries
 
     # ---- observe
@@ -96,6 +97,7 @@ class TokenFlowPolicy:
             if stream is not None:
                 stream.refused_until_s = self.now_s + _REFUSAL_PAUSE_S
         self._last_batch = (event.prefill_tokens, event.decoding)
+        self._chunk_tokens = event.prefill_tokens or self._chunk_tokens
         self.decodes_since_prefill = 0 if event.prefill_tokens else self.decodes_since_prefill + 1
 
     # ---- plan
@@ -104,7 +106,7 @@ class TokenFlowPolicy:
         publish = self.publisher.due(self.streams, view)
         # Each running stream may open a page in the next step; below that the engine would retract somebody.
         shortage = view.page_tokens * view.running + view.promised_tokens - view.device_free_tokens
-        if view.waiting == 0 and shortage <= 0:
+        if view.waiting == 0 and view.promised_tokens == 0 and shortage <= 0:
             return Plan(publish=publish)
         return self._decide(view, publish, shortage)
 
@@ -268,11 +270,12 @@ class TokenFlowPolicy:
         """A reader is about to run dry, and the engine prefills without decoding. Bounded, so that prefill goes on."""
         if self.decodes_since_prefill >= self.config.defer_steps:
             return False
+        chunk_s = self.cost.prefill_s(self._chunk_tokens)
         for r in running:
             s = self.streams.by_rid.get(r.rid)
             if s is None or s.buffer is None or s.buffer.generated_tokens == 0:
                 continue
-            if s.buffer.slack_s(self.now_s) < self.config.eps_s / 2:
+            if s.buffer.slack_s(self.now_s) < chunk_s + self.config.eps_s / 2:
                 return True
         return False
 
