@@ -41,14 +41,21 @@ FEATURES: list[dict[str, Any]] = [
 PENALTIES = (10, 11)
 
 
-def submit_all(engine: Engine, stops: dict[int, str]) -> list[Stream]:
-    streams = []
+def asks(stops: dict[int, str]) -> list[dict[str, Any]]:
+    """Arguments of Engine.submit for the 12 streams; `stops` holds the stop string of a stream."""
+    found = []
     for i, feature in enumerate(FEATURES):
         feature = dict(feature)
         if feature.pop("stop_from_base", None) is not None and i in stops:
             feature["stop"] = [stops[i]]
-        streams.append(engine.submit(f"s{i}", prompt(30 + 5 * i, i), TOKENS, tokenflow={"rate": RATE}, **feature))
-    return streams
+        own = {"rid": f"s{i}", "prompt": prompt(30 + 5 * i, i), "max_new_tokens": TOKENS, "tokenflow": {"rate": RATE}}
+        found.append({**own, **feature})
+    return found
+
+
+def stop_of(engine: Engine, tokens: list[int]) -> str:
+    """A stop string for stream 9: the end of its text at token 270."""
+    return engine.scheduler.tokenizer.decode(tokens[265:270]).strip()[-6:]
 
 
 def seen(streams: list[Stream]) -> list[dict[str, Any]]:
@@ -75,7 +82,7 @@ def run(engine: Engine, stops: dict[int, str], *, evict: bool) -> dict[str, Any]
             e.evict_device()
 
     first_seq = ledger.seq
-    streams = submit_all(engine, stops)
+    streams = [engine.submit(**a) for a in asks(stops)]
     engine.run_until_done(each=each)
     moves = [t for t in ledger.transitions if t["seq"] > first_seq]
     reprefills = [t["tokens"] for t in moves if t["what"] == "return"]
@@ -108,8 +115,7 @@ def main(config: str, out: Path) -> None:
 
     scheduler.tokenflow_policy = Fcfs()
     base = run(engine, {}, evict=False)
-    text = scheduler.tokenizer.decode(base["streams"][9]["tokens"][265:270])
-    stops = {9: text.strip()[-6:]}
+    stops = {9: stop_of(engine, base["streams"][9]["tokens"])}
     results["stop"] = stops[9]
     results["base"] = run(engine, stops, evict=False)
     results["base_again"] = run(engine, stops, evict=False)

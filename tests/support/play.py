@@ -130,6 +130,11 @@ def play(
     return report
 
 
+def solo_tokens(engine: Engine, asks: list[Ask]) -> dict[str, list[int]]:
+    """Each ask alone in the engine, nobody parked."""
+    return {a["rid"]: play(engine, [a])["streams"][a["rid"]]["tokens"] for a in asks}
+
+
 def client_saw(s: Stream) -> dict[str, Any]:
     return {
         "tokens": s.tokens,
@@ -150,4 +155,4 @@ def has(rid: str, tokens: int) -> Callable[[Engine], bool]:
     return lambda e: rid in e.streams and len(e.streams[rid].tokens) >= tokens
 
 
-__all__ = ["Ask", "Arrival", "ask", "client_saw", "has", "make_policy", "play", "prompt", "scripted", "tokenflow"]
+__all__ = ["Ask", "Arrival", "ask", "client_saw", "has", "make_policy", "play", "prompt", "scripted", "solo_tokens", "tokenflow"]

@@ -75,12 +75,18 @@ class TokenTimes:
             message = json.loads(event)
         except ValueError as error:
             raise StreamFailed(f"event is not JSON: {event[:80]!r}") from error
+        if not isinstance(message, dict):
+            raise StreamFailed(f"event is not an object: {event[:80]!r}")
         if message.get("error"):
             raise StreamFailed(f"error event: {_short(json.dumps(message['error']))}")
         meta = message.get("meta_info") or {}
         usage = message.get("usage") or {}
+        if not isinstance(meta, dict) or not isinstance(usage, dict):
+            raise StreamFailed(f"meta_info and usage must be objects: {event[:80]!r}")
         count = meta.get("completion_tokens", usage.get("completion_tokens"))
         if count is not None:
+            if not isinstance(count, int):
+                raise StreamFailed(f"completion_tokens is not a number: {count!r}")
             if count < len(self.arrivals_s):
                 raise StreamFailed(f"completion_tokens went back from {len(self.arrivals_s)} to {count}")
             self.arrivals_s.extend([now_s] * (count - len(self.arrivals_s)))
@@ -148,7 +154,7 @@ async def read_stream(
                     times.observe(event, now_s)
         if not times.finished:
             error = "stream ended without a finish reason"
-    except asyncio.TimeoutError:
+    except TimeoutError:
         error = "timed out"
     except (StreamFailed, aiohttp.ClientError, OSError) as failure:
         error = f"{type(failure).__name__}: {failure}"

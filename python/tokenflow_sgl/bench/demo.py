@@ -9,6 +9,7 @@ the others are suspended, and all are stopped when the demo ends, however it end
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -94,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 after a complete measurement, thresholds missed or not; 1 if a server failed; 2: wrong argument."""
     parser = _parser()
     args = parser.parse_args(argv)
+    # Ended by a signal without this, it would leave suspended servers behind that hold their ports and memory.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         scenario, seeds = load_scenario(args.scenario), parse_seeds(args.seeds)
         kinds, factors = _kinds(args.servers), _factors(args.max_tokens_factor)

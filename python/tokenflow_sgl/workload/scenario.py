@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 SCENARIO_DIR = Path(__file__).parent / "scenarios"
 ARRIVALS = ("uniform", "poisson")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.cases import grammars, inflight, limits, pressure
+from support.cases import grammars, inflight, lifecycle, limits, prefixes, pressure, queueing, twins
 from support.engine import Engine
 
 Case = Callable[[Engine], dict[str, Any]]
@@ -29,6 +29,7 @@ class Config:
     flags: tuple[str, ...]
     cases: tuple[Case, ...]
     stock: bool = False
+    env: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=lambda: {"policy": "fcfs", "check_plans": True})
 
 
@@ -42,13 +43,29 @@ def _flags(
 
 # Random weights love white space, and a JSON grammar lets them have it.
 _COMPACT = ("--constrained-json-disable-any-whitespace",)
-_BOTH_LOOPS = (inflight.park_in_flight, inflight.alone, limits.limits)
+_BOTH_LOOPS = (
+    inflight.park_in_flight,
+    inflight.alone,
+    limits.limits,
+    prefixes.frees,
+    prefixes.frees_at_random,
+    prefixes.takes,
+    lifecycle.abort_by_exact_id,
+    lifecycle.abort_all,
+    lifecycle.parks_during_a_chunked_prompt,
+    lifecycle.upstream_retractions_beside_ours,
+    queueing.long_wait,
+    grammars.json_schema,
+)
+_LAST = lifecycle.shutdown_with_parked_streams
+_TWIN = (twins.same_work, twins.identity_streams)
+_STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 CONFIGS = {
     "overlap": Config(
         _flags(page=16, pool=16384, more=_COMPACT),
-        (*_BOTH_LOOPS, grammars.json_schema, grammars.regex, grammars.stop_token_inside),
+        (*_BOTH_LOOPS, grammars.regex, grammars.stop_token_inside, _LAST),
     ),
-    "normal": Config(_flags(page=1, pool=16384, overlap=False, more=_COMPACT), (*_BOTH_LOOPS, grammars.json_schema)),
+    "normal": Config(_flags(page=1, pool=16384, overlap=False, more=_COMPACT), (*_BOTH_LOOPS, _LAST)),
     "pool-512": Config(
         _flags(page=16, pool=512),
         (pressure.too_long, pressure.outgrows_the_pool, pressure.ping_pong, pressure.identity_in_a_small_pool),
@@ -56,11 +73,38 @@ CONFIGS = {
     "pool-1024": Config(_flags(page=16, pool=1024), (pressure.stock_newcomer, pressure.newcomer_against_memory)),
     "pool-2048": Config(_flags(page=16, pool=2048), (pressure.big_one_at_the_head,)),
     "pool-8192": Config(_flags(page=16, pool=8192), (pressure.long_prefill_beside_readers,)),
+    "mixed": Config(
+        _flags(page=16, pool=2048, chunk=128, more=("--enable-mixed-chunk",)),
+        (
+            inflight.park_in_flight,
+            lifecycle.parks_during_a_chunked_prompt,
+            lifecycle.upstream_retractions_beside_ours,
+            pressure.identity_in_a_small_pool,
+        ),
+        env=_STRICT,
+    ),
+    "queue": Config(
+        _flags(page=16, pool=16384, more=("--max-running-requests", "8", "--max-queued-requests", "4")),
+        (queueing.full_queue_with_forced_parks, queueing.full_queue_under_the_policy),
+    ),
+    "priority": Config(
+        _flags(
+            page=16,
+            pool=4096,
+            more=("--max-running-requests", "4", "--max-queued-requests", "8", "--enable-priority-scheduling"),
+        ),
+        (queueing.priority_inside_its_class, queueing.higher_priority_meets_a_full_queue),
+    ),
+    "stock-overlap": Config(_flags(page=16, pool=4096), _TWIN, stock=True),
+    "stock-normal": Config(_flags(page=1, pool=4096, overlap=False), _TWIN, stock=True),
+    "fcfs-overlap": Config(_flags(page=16, pool=4096), _TWIN),
+    "fcfs-normal": Config(_flags(page=1, pool=4096, overlap=False), _TWIN),
 }
 
 
 def main(name: str, out: Path) -> None:
     config = CONFIGS[name]
+    os.environ.update(config.env)
     started = time.monotonic()
     engine = Engine(config.flags, config.settings, stock=config.stock)
     scheduler = engine.scheduler

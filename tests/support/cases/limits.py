@@ -34,7 +34,7 @@ def _variants(engine: Engine, oracle: list[int]) -> dict[str, dict[str, Any]]:
             "ignore_eos": False,
             "stop_token_ids": [oracle[2]],
             "min_new_tokens": 5,
-        },  # fmt: skip
+        },
     }
     assert tuple(variants) == VARIANTS
     return variants

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from support.engine import Engine
-from support.play import Ask, ask, has, play, tokenflow
+from support.play import Ask, ask, has, play, solo_tokens, tokenflow
 from tokenflow_sgl.core.policy import TokenFlowPolicy
 
 STEP_S = 0.02
@@ -22,11 +22,6 @@ def _journal(name: str) -> Path:
 
 def _clock(engine: Engine, prefill_tok_s: float = PREFILL_TOK_S) -> None:
     engine.fake_clock(STEP_S, prefill_tok_s)
-
-
-def solo_tokens(engine: Engine, asks: list[Ask]) -> dict[str, list[int]]:
-    """Each ask alone in the engine, nobody parked."""
-    return {a["rid"]: play(engine, [a])["streams"][a["rid"]]["tokens"] for a in asks}
 
 
 # ---- B03: pool 1024
