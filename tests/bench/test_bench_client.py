@@ -139,8 +139,8 @@ def test_a_stall_of_three_seconds_is_measured_as_the_reader_sees_it():
         ([(0.1, event(1)), (0.2, event(1, {"type": "abort", "message": "gone"}))], "aborted: gone"),
         ([(0.1, b"data: {half\n\n")], "not JSON"),
         ([(0.1, b"data: [1]\n\n")], "not an object"),
-        ([(0.1, b"data: {\"meta_info\": [1]}\n\n")], "must be objects"),
-        ([(0.1, b"data: {\"meta_info\": {\"completion_tokens\": \"2\"}}\n\n")], "not a number"),
+        ([(0.1, b'data: {"meta_info": [1]}\n\n')], "must be objects"),
+        ([(0.1, b'data: {"meta_info": {"completion_tokens": "2"}}\n\n')], "not a number"),
     ],
 )
 def test_a_stream_that_goes_wrong_is_a_failed_record_with_its_reason(script, reason):

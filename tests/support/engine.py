@@ -113,7 +113,8 @@ class Engine:
     def submit(self, rid: str, prompt: Sequence[int], max_new_tokens: int = 32, *, stream: bool = True,
                tokenflow: dict[str, Any] | None = None, return_logprob: bool = False, top_logprobs_num: int = 0,
                lora_id: str | None = None, custom_params: dict[str, Any] | None = None,
-               custom_logit_processor: str | None = None, priority: int | None = None, **sampling: Any) -> Stream:  # fmt: skip
+               custom_logit_processor: str | None = None, priority: int | None = None,
+               **sampling: Any) -> Stream:  # fmt: skip
         """Queue a request as the tokenizer would send it. Greedy and without EOS unless `sampling` says otherwise."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.observability.req_time_stats import APIServerReqTimeStats

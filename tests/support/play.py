@@ -155,4 +155,16 @@ def has(rid: str, tokens: int) -> Callable[[Engine], bool]:
     return lambda e: rid in e.streams and len(e.streams[rid].tokens) >= tokens
 
 
-__all__ = ["Ask", "Arrival", "ask", "client_saw", "has", "make_policy", "play", "prompt", "scripted", "solo_tokens", "tokenflow"]
+__all__ = [
+    "Ask",
+    "Arrival",
+    "ask",
+    "client_saw",
+    "has",
+    "make_policy",
+    "play",
+    "prompt",
+    "scripted",
+    "solo_tokens",
+    "tokenflow",
+]

@@ -59,7 +59,7 @@ _BOTH_LOOPS = (
 )
 _LAST = lifecycle.shutdown_with_parked_streams
 _TWIN = (twins.same_work, twins.identity_streams)
-_STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
+_STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 CONFIGS = {
     "overlap": Config(
         _flags(page=16, pool=16384, more=_COMPACT),
@@ -91,7 +91,7 @@ CONFIGS = {
         _flags(
             page=16,
             pool=4096,
-            more=("--max-running-requests", "4", "--max-queued-requests", "8", "--enable-priority-scheduling"),
+            more=("--max-running-requests", "4", "--max-queued-requests", "6", "--enable-priority-scheduling"),
         ),
         (queueing.priority_inside_its_class, queueing.higher_priority_meets_a_full_queue),
     ),

@@ -78,9 +78,9 @@ def upstream_retracts(every: int) -> Iterator[list[str]]:
     retracted: list[str] = []
     release = schedule_batch.release_req
 
-    def counted(req: Any, *args: Any, **kwargs: Any) -> Any:
-        retracted.append(req.rid)
-        return release(req, *args, **kwargs)
+    def counted(**kwargs: Any) -> Any:
+        retracted.append(kwargs["req"].rid)
+        return release(**kwargs)
 
     before = scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL
     scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, every
@@ -121,7 +121,7 @@ def shutdown_with_parked_streams(engine: Engine) -> dict[str, Any]:
     engine.use(scripted(("s*", 5, FOR_EVER)))
     for i in range(4):
         engine.submit(**ask(f"s{i}", 20, 50))
-    engine.submit(**ask("runs", 20, 100_0))
+    engine.submit(**ask("runs", 20, 1000))
     engine.run(lambda e: all(is_parked(e, f"s{i}") for i in range(4)), max_iterations=500)
     before = engine.iterations
     engine.send(ShutdownReq())

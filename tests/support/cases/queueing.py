@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from support.engine import Engine
-from support.play import Arrival, Ask, ask, has, play, scripted, solo_tokens, tokenflow
+from support.play import Arrival, ask, has, play, scripted, solo_tokens, tokenflow
 from tokenflow_sgl.core.baselines import Scripted
 from tokenflow_sgl.core.types import Applied, EngineView, Event, Phase, Plan, Rid
 
 STEP_S = 0.02
 CAP = 8
 QUEUE_LIMIT = 4
+PRIORITY_QUEUE_LIMIT = 6
 MAX_RUNNING = 8
 
 
@@ -57,7 +58,7 @@ def _longest_queue(seen: list[int]) -> Callable[[Engine], None]:
 
 
 def full_queue_with_forced_parks(engine: Engine) -> dict[str, Any]:
-    long = [ask(f"l{i}", 20, 600) for i in range(MAX_RUNNING)]
+    long = [ask(f"l{i}", 20, 240) for i in range(MAX_RUNNING)]
     staggered: list[Arrival] = [(has("l0", 2 * i), [a]) for i, a in enumerate(long) if i]
     seen: list[int] = []
     report = play(engine, long[:1], Rotation(), later=[*staggered, *_waves()], each=_longest_queue(seen))
@@ -67,9 +68,9 @@ def full_queue_with_forced_parks(engine: Engine) -> dict[str, Any]:
 def full_queue_under_the_policy(engine: Engine) -> dict[str, Any]:
     """Slots are short, not memory. A low cap on parks: a stream that reached it stays until it ends."""
     engine.fake_clock(STEP_S)
-    long = [ask(f"l{i}", 20, 600, rate=4.0) for i in range(MAX_RUNNING)]
+    long = [ask(f"l{i}", 20, 300, rate=4.0) for i in range(MAX_RUNNING)]
     waves: list[Arrival] = [
-        (has("l0", 60 + 6 * wave), [ask(f"n{wave}-{i}", 20, 8) for i in range(6)]) for wave in range(20)
+        (has("l0", 30 + 8 * wave), [ask(f"n{wave}-{i}", 20, 8) for i in range(6)]) for wave in range(16)
     ]
     seen: list[int] = []
     policy = tokenflow(max_parks=CAP, min_run_tokens=4, min_slack_s=0.5, eps_s=0.1, return_steps=1)
@@ -90,11 +91,13 @@ def waiting_timeout(seconds: float) -> Iterator[None]:
 
 
 class _Holding(Scripted):
-    """Never admits `held`."""
+    """Admits nobody whose id begins with `held` while `holds` is set."""
+
+    holds = True
 
     def plan(self, view: EngineView) -> Plan:
         plan = super().plan(view)
-        return replace(plan, admit=tuple(rid for rid in plan.admit or () if rid != "held"))
+        return replace(plan, admit=tuple(r for r in plan.admit or () if not (self.holds and r.startswith("held"))))
 
 
 def long_wait(engine: Engine) -> dict[str, Any]:
@@ -124,13 +127,19 @@ def priority_inside_its_class(engine: Engine) -> dict[str, Any]:
 
 
 def higher_priority_meets_a_full_queue(engine: Engine) -> dict[str, Any]:
-    """Upstream makes room in a full queue by aborting the lowest priority in it: never a started stream."""
+    """Upstream makes room in a full queue by aborting the lowest priority in it: here four parked streams."""
     long = [ask(f"l{i}", 20, 60, priority=1) for i in range(4)]
-    script = scripted(*((f"l{i}", 10, 30) for i in range(4)))
-    held = _Holding(script.script)
-    arriving: list[Ask] = [ask("held", 20, 10, priority=2), ask("x", 20, 10, priority=5), ask("y", 20, 10, priority=9)]
-    later: list[Arrival] = [(_all_parked(4), arriving)]
-    return {"report": play(engine, long, held, later=later), "solo": solo_tokens(engine, long)}
+    fill = [ask(f"held{i}", 20, 10, priority=2 + i) for i in range(PRIORITY_QUEUE_LIMIT)]
+    policy = _Holding(scripted(*((f"l{i}", 10, 30) for i in range(4))).script)
+
+    def each(e: Engine) -> None:
+        policy.holds = "urgent" not in e.streams
+
+    later: list[Arrival] = [
+        (_all_parked(4), fill),
+        (lambda e: len(e.scheduler.waiting_queue) == 4 + len(fill), [ask("urgent", 20, 10, priority=99)]),
+    ]
+    return {"report": play(engine, long, policy, later=later, each=each), "solo": solo_tokens(engine, long)}
 
 
 def _all_parked(count: int) -> Callable[[Engine], bool]:
