@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STREAMS = 26
+STREAMS = 30
 TOKENS = 240
 PARKS_WANTED = 20
 SETTINGS = {
