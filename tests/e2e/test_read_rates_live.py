@@ -270,7 +270,7 @@ def test_the_reply_names_the_request_in_a_header(server: Server, route: str) -> 
     """A fresh id each, or the client's own; the id in the body is the same."""
     ids = set()
     for stream in (True, False):
-        for own in (None, f"own-{stream}"):
+        for own in (None, f"own-{stream}-{route.rpartition('/')[2]}"):
             request = body(route, tokens=2, stream=stream, **({"rid": own} if own else {}))
             reply = server.http.post(route, json=request)
             assert reply.status_code == 200, reply.text

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from support import identity
-from support.processes import run_program
 
-pytestmark = pytest.mark.engine
 CONFIGS = list(identity.PAGE)
 RUNS = ("forced", "policy")
 
 
-@cache
-def results(config: str) -> dict[str, Any]:
-    return run_program("support.identity", config, out=Path(mkdtemp()) / f"{config}.json")
-
-
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=[pytest.param(c, marks=pytest.mark.engine("support.identity", c)) for c in CONFIGS])
 def config(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def seen(program: Callable[[str, str], Any], config: str) -> dict[str, Any]:
+    return program("support.identity", config)
 
 
 @pytest.fixture(params=RUNS)
@@ -32,26 +28,26 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_the_loop_is_the_one_the_case_is_named_for(config: str) -> None:
-    assert results(config)["overlap"] is config.startswith("overlap")
+def test_the_loop_is_the_one_the_case_is_named_for(seen: dict[str, Any], config: str) -> None:
+    assert seen["overlap"] is config.startswith("overlap")
 
 
-def test_undisturbed_runs_agree_with_each_other(config: str) -> None:
+def test_undisturbed_runs_agree_with_each_other(seen: dict[str, Any]) -> None:
     """Else the comparisons below would say nothing."""
-    r = results(config)
+    r = seen
     exact = [i for i in range(12) if not (r["overlap"] and i in identity.PENALTIES)]
     for i in exact:
         assert r["base"]["streams"][i]["tokens"] == r["base_again"]["streams"][i]["tokens"], f"stream {i}"
     assert r["base"]["counters"]["parks"] == 0
 
 
-def test_every_stream_is_parked_at_least_five_times(config: str, kind: str) -> None:
-    assert min(results(config)[kind]["parks"]) >= 5, results(config)[kind]["parks"]
+def test_every_stream_is_parked_at_least_five_times(seen: dict[str, Any], kind: str) -> None:
+    assert min(seen[kind]["parks"]) >= 5, seen[kind]["parks"]
 
 
-def test_token_ids_equal_the_undisturbed_run(config: str, kind: str) -> None:
+def test_token_ids_equal_the_undisturbed_run(seen: dict[str, Any], kind: str) -> None:
     """Penalties in the overlap loop drift in stock itself, with no park at all: there only the counts are exact."""
-    r = results(config)
+    r = seen
     for i, (base, parked) in enumerate(zip(r["base"]["streams"], r[kind]["streams"], strict=True)):
         if r["overlap"] and i in identity.PENALTIES:
             assert len(parked["tokens"]) == len(base["tokens"]) == identity.TOKENS
@@ -59,29 +55,29 @@ def test_token_ids_equal_the_undisturbed_run(config: str, kind: str) -> None:
             assert parked["tokens"] == base["tokens"], f"stream {i}: {identity.FEATURES[i]}"
 
 
-def test_every_event_carries_a_token_as_in_the_undisturbed_run(config: str, kind: str) -> None:
+def test_every_event_carries_a_token_as_in_the_undisturbed_run(seen: dict[str, Any], kind: str) -> None:
     """An empty event would be counted as a token by clients that count events. (One that may hold the beginning of a
     stop string is sent together with the next one, parked or not.)"""
-    r = results(config)
+    r = seen
     for i, (base, parked) in enumerate(zip(r["base"]["streams"], r[kind]["streams"], strict=True)):
         assert set(parked["chunk_sizes"]) <= set(base["chunk_sizes"]), f"stream {i}"
         assert 0 not in parked["chunk_sizes"], f"stream {i}"
 
 
-def test_usage_counts_the_tokens_that_were_sent(config: str, kind: str) -> None:
-    for i, stream in enumerate(results(config)[kind]["streams"]):
+def test_usage_counts_the_tokens_that_were_sent(seen: dict[str, Any], kind: str) -> None:
+    for i, stream in enumerate(seen[kind]["streams"]):
         assert stream["completion_tokens"] == len(stream["tokens"]) <= identity.TOKENS, f"stream {i}"
 
 
-def test_streams_end_for_the_same_reason(config: str, kind: str) -> None:
-    r = results(config)
+def test_streams_end_for_the_same_reason(seen: dict[str, Any], kind: str) -> None:
+    r = seen
     for i, (base, parked) in enumerate(zip(r["base"]["streams"], r[kind]["streams"], strict=True)):
         assert parked["finish"] == base["finish"], f"stream {i}"
     assert r["base"]["streams"][9]["finish"]["type"] == "stop", "no stream ended at its stop string"
 
 
-def test_logprobs_belong_to_their_tokens(config: str, kind: str) -> None:
-    r = results(config)
+def test_logprobs_belong_to_their_tokens(seen: dict[str, Any], kind: str) -> None:
+    r = seen
     for i in (4, 5):
         base, parked = r["base"]["streams"][i], r[kind]["streams"][i]
         assert len(parked["logprobs"]) == len(parked["tokens"]) == identity.TOKENS
@@ -90,19 +86,19 @@ def test_logprobs_belong_to_their_tokens(config: str, kind: str) -> None:
         assert gap < 1e-4
 
 
-def test_a_return_computes_at_most_one_interval_and_a_page_again(config: str) -> None:
+def test_a_return_computes_at_most_one_interval_and_a_page_again(seen: dict[str, Any], config: str) -> None:
     """Forced parks publish every 32 tokens; a check of a stream comes once a step, so it may be one token late."""
     page = identity.PAGE[config]
-    returns = results(config)["forced"]["reprefills"]
+    returns = seen["forced"]["reprefills"]
     assert len(returns) >= 55  # 11 streams x 5 parks, and the one that stops at its string
     assert max(returns) <= identity.PUBLISH + page + 1, sorted(returns)[-5:]
 
 
-def test_some_returns_load_from_the_host(config: str, kind: str) -> None:
-    assert results(config)[kind]["counters"]["loaded_tokens"] > 0
+def test_some_returns_load_from_the_host(seen: dict[str, Any], kind: str) -> None:
+    assert seen[kind]["counters"]["loaded_tokens"] > 0
 
 
-def test_no_page_and_no_row_is_lost(config: str, kind: str) -> None:
-    r = results(config)[kind]
+def test_no_page_and_no_row_is_lost(seen: dict[str, Any], kind: str) -> None:
+    r = seen[kind]
     assert (r["free_tokens"], r["free_rows"]) == (r["total_tokens"], r["total_rows"])
     assert r["counters"]["parks"] == r["counters"]["returns"] == sum(r["parks"])

@@ -87,7 +87,7 @@ class Server:
         memory = state["memory"]
         return not state["streams"] and memory["device_free_tokens"] == memory["device_total_tokens"]
 
-    def settle(self, *, deadline_s: float = 10.0) -> None:
+    def settle(self, *, deadline_s: float = 30.0) -> None:
         """Until nothing is in flight and the device pool is free or evictable as a whole."""
         until(self.is_at_baseline, "no stream and a free pool", deadline_s=deadline_s)
 
@@ -97,7 +97,7 @@ class Server:
         def flushed() -> bool:
             return self.http.post("/flush_cache").status_code == 200
 
-        until(flushed, "an idle server to flush", deadline_s=10.0)
+        until(flushed, "an idle server to flush")
         return self.state()["memory"]
 
     def metrics(self) -> str:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from support.engine import Engine
-from support.play import Arrival, ask, has, play, scripted, solo_tokens, tokenflow
+from support.play import Arrival, Ask, ask, has, play, scripted, solo_tokens, tokenflow
 from tokenflow_sgl.core.baselines import Scripted
 from tokenflow_sgl.core.types import Applied, EngineView, Event, Phase, Plan, Rid
 
 STEP_S = 0.02
 CAP = 8
+POLICY_CAP = 1
 QUEUE_LIMIT = 4
 PRIORITY_QUEUE_LIMIT = 6
 MAX_RUNNING = 8
@@ -53,16 +54,20 @@ def _waves() -> list[Arrival]:
     ]  # fmt: skip
 
 
+def _staggered(long: list[Ask]) -> list[Arrival]:
+    """All of `long` but the first, two tokens of the first apart: at once they would be more than the queue takes."""
+    return [(has("l0", 2 * i), [a]) for i, a in enumerate(long) if i]
+
+
 def _longest_queue(seen: list[int]) -> Callable[[Engine], None]:
     return lambda e: seen.append(len(e.scheduler.waiting_queue))
 
 
 def full_queue_with_forced_parks(engine: Engine) -> dict[str, Any]:
     long = [ask(f"l{i}", 20, 240) for i in range(MAX_RUNNING)]
-    staggered: list[Arrival] = [(has("l0", 2 * i), [a]) for i, a in enumerate(long) if i]
     seen: list[int] = []
-    report = play(engine, long[:1], Rotation(), later=[*staggered, *_waves()], each=_longest_queue(seen))
-    return {"report": report, "longest_queue": max(seen), "solo": play(engine, long)["streams"]}
+    report = play(engine, long[:1], Rotation(), later=[*_staggered(long), *_waves()], each=_longest_queue(seen))
+    return {"report": report, "longest_queue": max(seen), "solo": solo_tokens(engine, long)}
 
 
 def full_queue_under_the_policy(engine: Engine) -> dict[str, Any]:
@@ -73,9 +78,18 @@ def full_queue_under_the_policy(engine: Engine) -> dict[str, Any]:
         (has("l0", 30 + 8 * wave), [ask(f"n{wave}-{i}", 20, 8) for i in range(6)]) for wave in range(16)
     ]
     seen: list[int] = []
-    policy = tokenflow(max_parks=CAP, min_run_tokens=4, min_slack_s=0.5, eps_s=0.1, return_steps=1)
-    report = play(engine, long, policy, later=waves, each=_longest_queue(seen))
-    return {"report": report, "longest_queue": max(seen), "solo": play(engine, long)["streams"]}
+
+    def run(max_parks: int) -> dict[str, Any]:
+        policy = tokenflow(max_parks=max_parks, min_run_tokens=4, min_slack_s=0.5, eps_s=0.1, return_steps=1)
+        return play(engine, long[:1], policy, later=[*_staggered(long), *waves], each=_longest_queue(seen))
+
+    report, uncapped = run(POLICY_CAP), run(1000)
+    return {
+        "report": report,
+        "uncapped": uncapped["parks"],
+        "longest_queue": max(seen),
+        "solo": solo_tokens(engine, long),
+    }
 
 
 # ---- the waiting timeout
