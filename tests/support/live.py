@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -154,6 +155,8 @@ def serving(
         yield Server(process, path)
     finally:
         _live.remove(process)
+        # Killed: asked, upstream takes 5 to 10 s to notice. How a server ends when it is asked has a test of its own.
+        process._signal(signal.SIGKILL)
         process.stop()
 
 

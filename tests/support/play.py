@@ -125,6 +125,8 @@ def play(
         report["replay"] = replay(journal, policy_from_header)
     if not keep_cache:
         engine.reset()
+        host = scheduler.tree_cache.cache_controller.mem_pool_host
+        report["idle"]["host"] = (host.available_size(), host.size)
     else:
         engine.streams.clear()
     return report

@@ -63,7 +63,7 @@ _STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 CONFIGS = {
     "overlap": Config(
         _flags(page=16, pool=16384, more=_COMPACT),
-        (*_BOTH_LOOPS, grammars.regex, grammars.stop_token_inside, _LAST),
+        (*_BOTH_LOOPS, grammars.regex, grammars.stop_token_inside, pressure.long_prefill_beside_readers, _LAST),
     ),
     "normal": Config(_flags(page=1, pool=16384, overlap=False, more=_COMPACT), (*_BOTH_LOOPS, _LAST)),
     "pool-512": Config(
@@ -72,7 +72,6 @@ CONFIGS = {
     ),
     "pool-1024": Config(_flags(page=16, pool=1024), (pressure.stock_newcomer, pressure.newcomer_against_memory)),
     "pool-2048": Config(_flags(page=16, pool=2048), (pressure.big_one_at_the_head,)),
-    "pool-8192": Config(_flags(page=16, pool=8192), (pressure.long_prefill_beside_readers,)),
     "mixed": Config(
         _flags(page=16, pool=2048, chunk=128, more=("--enable-mixed-chunk",)),
         (

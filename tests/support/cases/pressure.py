@@ -118,7 +118,7 @@ def identity_in_a_small_pool(engine: Engine) -> dict[str, Any]:
     }
 
 
-# ---- B32: (a) pool 2048, chunk 256; (b) a prompt of 4000 needs a larger pool
+# ---- B32, chunk 256: (a) pool 2048; (b) a prompt of 4000 needs a larger pool
 
 
 def big_one_at_the_head(engine: Engine) -> dict[str, Any]:
