@@ -62,7 +62,7 @@ def test_state_shows_transitions_after_since_and_asks_for_ours_by_name(monkeypat
     http = client(monkeypatch, manager)
     assert http.get("/tokenflow/state").json() == STATE
     assert [t["seq"] for t in http.get("/tokenflow/state?since=2").json()["transitions"]] == [3]
-    assert manager.asked == [messages.STATE_RID] * 2
+    assert manager.asked == [messages.state_rid(0), messages.state_rid(2)]
 
 
 def test_state_of_several_ranks_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

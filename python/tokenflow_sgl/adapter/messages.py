@@ -10,7 +10,19 @@ from sglang.srt.managers.io_struct import BaseReq
 
 # The `rid` of a GetInternalStateReq that asks for our state. Upstream's own `/server_info` sends the same request
 # without it and needs no admin key: the scheduler answers with the streams of all clients only when it is ours.
-STATE_RID = "tokenflow:state"
+_STATE_RID = "tokenflow:state:"
+
+
+def state_rid(since: int) -> str:
+    """The id of a question for our state, with the transitions after number `since`."""
+    return f"{_STATE_RID}{since}"
+
+
+def state_since(rid: object) -> int | None:
+    """The `since` in such an id; None for any other."""
+    if not isinstance(rid, str) or not rid.startswith(_STATE_RID):
+        return None
+    return int(rid.removeprefix(_STATE_RID))
 
 
 class TickReq(BaseReq, kw_only=True):

@@ -60,7 +60,7 @@ async def tokenflow_state(since: str | None = None) -> ORJSONResponse:
         return ORJSONResponse(status_code=400, content=error_content(error))
     manager = _tokenizer_manager()
     manager.auto_create_handle_loop()
-    replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=messages.STATE_RID))
+    replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=messages.state_rid(after)))
     return ORJSONResponse(state_body([r.internal_state for r in replies], after))
 
 

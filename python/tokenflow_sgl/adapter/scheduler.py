@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
@@ -26,7 +27,7 @@ from .admission import PlannedOrder, adder_class
 from .args import settings_of
 from .executor import SglangExecutor
 from .ledger import Ledger
-from .messages import TickReq
+from .messages import TickReq, state_since
 from .metrics import SchedulerMetrics
 from .request_state import RequestState
 from .rids import live_requests, only_exact
@@ -256,4 +257,10 @@ class TokenFlowScheduler(Scheduler):
     # ---- telling
 
     def get_internal_state(self, recv_req: Any) -> Any:
-        return state_report.extend(super().get_internal_state(recv_req), self, recv_req)
+        since = state_since(recv_req.rid)
+        if since is not None:
+            # Not upstream's state as well: it dumps every server argument, some 5 ms of this thread for each question.
+            return GetInternalStateReqOutput(internal_state={"tokenflow": state_report.state(self, since)})
+        reply = super().get_internal_state(recv_req)
+        reply.internal_state["tokenflow"] = state_report.summary(self)
+        return reply

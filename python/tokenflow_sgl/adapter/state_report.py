@@ -5,11 +5,11 @@ Owns the shapes; changes nothing. Invariant: reading state never changes a decis
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from ..core.types import Phase, Rid
 from . import hooks, plugin
-from .messages import STATE_RID
 
 
 def slack_s(scheduler: Any, rid: Rid) -> float | None:
@@ -66,27 +66,36 @@ def memory(scheduler: Any) -> dict[str, int]:
     }
 
 
-def extend(reply: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Upstream's internal state plus ours under `tokenflow`; streams of all clients only for the state route."""
-    ours: dict[str, Any] = {
-        "active": True,
-        "policy": scheduler.tokenflow_settings.policy,
-        "release": hooks.installed_release(),
-        "hooks": plugin.in_force(),
-        "counters": dict(scheduler.ledger.counters),
+@cache
+def _identity() -> dict[str, Any]:
+    """What does not change while the process lives; looking it up costs milliseconds."""
+    return {"release": hooks.installed_release(), "hooks": plugin.in_force()}
+
+
+def summary(scheduler: Any) -> dict[str, Any]:
+    """What anybody with the ordinary key may see, in upstream's own internal state: no stream is named."""
+    policy = scheduler.tokenflow_settings.policy
+    return {"active": True, "policy": policy, **_identity(), "counters": dict(scheduler.ledger.counters)}
+
+
+def state(scheduler: Any, since: int) -> dict[str, Any]:
+    """The content of /tokenflow/state, with the transitions after number `since`."""
+    ledger = scheduler.ledger
+    transitions: list[dict[str, Any]] = []
+    for transition in reversed(ledger.transitions):
+        if transition["seq"] <= since:
+            break
+        transitions.append(transition)
+    return {
+        **summary(scheduler),
+        "seq": ledger.seq,
+        "now_s": ledger.now_s,
+        "steps": scheduler._steps,
+        "streams": _streams(scheduler),
+        "transitions": transitions[::-1],
+        "memory": memory(scheduler),
+        "forecast": None,
     }
-    if recv_req.rid == STATE_RID:
-        ours |= {
-            "seq": scheduler.ledger.seq,
-            "now_s": scheduler.ledger.now_s,
-            "steps": scheduler._steps,
-            "streams": _streams(scheduler),
-            "transitions": list(scheduler.ledger.transitions),
-            "memory": memory(scheduler),
-            "forecast": None,
-        }
-    reply.internal_state["tokenflow"] = ours
-    return reply
 
 
 def update_metrics(scheduler: Any) -> None:
