@@ -1,17 +1,18 @@
-"""Server processes: command lines, waiting, failing with the log, sleeping, ending with the whole group."""
+"""Server processes: command lines, waiting, failing with the log, ending with the whole group."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tokenflow_sgl.bench import demo, servers
-from tokenflow_sgl.bench.servers import ServerFailed, ServerProcess, free_port, server_command
+from tokenflow_sgl.bench.servers import ServerFailed, ServerProcess, server_command
 from tokenflow_sgl.workload.scenario import load_scenario
 
 SETTINGS = load_scenario("demo-burst").server
@@ -69,23 +70,23 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline(tmp_path):
         server.stop()
 
 
-def test_a_suspended_server_answers_again_after_its_turn_and_stops_even_while_suspended(tmp_path):
-    port = free_port()
-    server = ServerProcess(
-        "stock", [sys.executable, "-c", SERVE, str(port)], url=f"http://127.0.0.1:{port}", log=tmp_path / "s.log"
-    )
-    try:
-        server.wait_ready()
-        sleeper = demo.SleepingServer(server)
-        sleeper.asleep()
-        _becomes(server._process.pid, "T")
-        sleeper.awake()
-        assert _state(server._process.pid) in "SR"
-        sleeper.asleep()
-    finally:
-        server.stop()
-    assert server._process.returncode == -signal.SIGTERM
-    server.stop()
+def test_the_demo_starts_a_server_for_each_turn_and_stops_it_after(tmp_path, monkeypatch):
+    started = []
+
+    def serve(kind, *, model, settings, port):
+        started.append((kind, port))
+        return [sys.executable, "-c", SERVE, str(port)]
+
+    monkeypatch.setattr(servers, "server_command", serve)
+    scenario = load_scenario("demo-burst")
+    fresh = demo.FreshServer("stock", model=Path("m"), scenario=scenario, log=tmp_path / "s.log", say=print)
+    for turn in (1, 2):
+        with fresh.awake() as url:
+            assert [kind for kind, _ in started] == ["stock"] * turn
+            assert url == f"http://127.0.0.1:{started[-1][1]}"
+            assert urllib.request.urlopen(url, timeout=60).status == 200
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(url, timeout=60)
 
 
 def test_the_whole_process_group_ends_with_the_server(tmp_path):

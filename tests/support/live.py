@@ -67,7 +67,7 @@ class Server:
     def wake(self) -> Server:
         """Let this server run and all others sleep."""
         asleep(but=self.process)
-        self.process.resume()
+        self.process._signal(signal.SIGCONT)
         return self
 
     def state(self, since: int = 0) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def asleep(but: ServerProcess | None = None) -> None:
     """All servers of this test run stop where they are, but one, until Server.wake()."""
     for process in _live:
         if process is not but:
-            process.suspend()
+            process._signal(signal.SIGSTOP)
 
 
 class LiveStream:

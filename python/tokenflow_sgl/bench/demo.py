@@ -1,7 +1,7 @@
 """The demo: the same burst on stock SGLang, on stock tuned to admit eagerly, and on TokenFlow, one after the other.
 
-Owns the plan of the whole run and its progress lines. Measures nothing itself. Invariant: while one server is measured,
-the others are suspended, and all are stopped when the demo ends, however it ends.
+Owns the plan of the whole run and its progress lines. Measures nothing itself. Invariant: one server lives at a time,
+and it is stopped when its turn ends, however it ends.
 
     python -m tokenflow_sgl.bench.demo
 """
@@ -12,36 +12,40 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenflow_sgl.bench import report, results, timeline
 from tokenflow_sgl.bench.models import ensure_model
 from tokenflow_sgl.bench.results import RunRecord
 from tokenflow_sgl.bench.run import RunFailed, parse_seeds, run_all
-from tokenflow_sgl.bench.servers import KINDS, ServerFailed, ServerProcess, start_server
+from tokenflow_sgl.bench.servers import KINDS, ServerFailed, start_server
 from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, list_scenarios, load_scenario
 
 PROGRESS_S = 15.0
 
 
-class SleepingServer:
-    """A server process that runs only during its own turn."""
+class FreshServer:
+    """A server started for each of its turns and stopped after it.
 
-    def __init__(self, process: ServerProcess) -> None:
-        self.name = process.name
-        self.url = process.url
-        self._process = process
+    Two processes of one command differ by several percent for as long as they live (where their memory happens to lie):
+    kept for the whole demo, one lucky start would look like a faster server in every seed.
+    """
 
-    def awake(self) -> None:
-        """Let it run and wait until it answers."""
-        self._process.resume()
-        self._process.wait_ready()
+    def __init__(self, kind: str, *, model: Path, scenario: Scenario, log: Path, say: Callable[[str], None]) -> None:
+        self.name = kind
+        self._model = model
+        self._scenario = scenario
+        self._log = log
+        self._say = say
 
-    def asleep(self) -> None:
-        """Suspend it: an idle SGLang polls and would take CPU from the server that is measured next."""
-        self._process.suspend()
+    @contextmanager
+    def awake(self) -> Iterator[str]:
+        """Its URL, once it answers; stopped when the context ends. Raises ServerFailed."""
+        with start_server(self.name, model=self._model, settings=self._scenario.server, log=self._log) as process:
+            process.wait_ready(tick=_progress(self._say, self.name))
+            yield process.url
 
 
 def say_elapsed() -> Callable[[str], None]:
@@ -53,23 +57,6 @@ def say_elapsed() -> Callable[[str], None]:
         print(f"[{minutes:2d}:{seconds:02d}] {text}", flush=True)
 
     return say
-
-
-def start_all(
-    kinds: Sequence[str], *, model: Path, scenario: Scenario, logs: Path, stack: ExitStack, say: Callable[[str], None]
-) -> list[SleepingServer]:
-    """Start the servers one by one, each suspended once it has answered. Raises ServerFailed."""
-    servers = []
-    for number, kind in enumerate(kinds, start=1):
-        say(f"starting server {number}/{len(kinds)}, {kind}: {KINDS[kind]}; about a minute")
-        process = stack.enter_context(
-            start_server(kind, model=model, settings=scenario.server, log=logs / f"{kind}.log")
-        )
-        process.wait_ready(tick=_progress(say, kind))
-        server = SleepingServer(process)
-        server.asleep()
-        servers.append(server)
-    return servers
 
 
 def write_report(
@@ -95,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 after a complete measurement, thresholds missed or not; 1 if a server failed; 2: wrong argument."""
     parser = _parser()
     args = parser.parse_args(argv)
-    # Ended by a signal without this, it would leave suspended servers behind that hold their ports and memory.
+    # Ended by a signal without this, it would leave a server behind that holds its port and memory.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         scenario, seeds = load_scenario(args.scenario), parse_seeds(args.seeds)
@@ -107,15 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     model: Path = args.model or Path("models") / scenario.server.model
     try:
         ensure_model(scenario.server.model, model)
-        with ExitStack() as stack:
-            servers = start_all(kinds, model=model, scenario=scenario, logs=args.out / "logs", stack=stack, say=say)
-            runs = {
-                factor: run_all(
-                    scenario, servers, seeds=seeds, max_tokens_factor=factor, raw_dir=args.out / "raw", say=say
-                )
-                for factor in factors
-            }
-            say("stopping the servers")
+        say("servers: " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds))
+        logs = args.out / "logs"
+        servers = [
+            FreshServer(kind, model=model, scenario=scenario, log=logs / f"{kind}.log", say=say) for kind in kinds
+        ]
+        runs = {
+            factor: run_all(scenario, servers, seeds=seeds, max_tokens_factor=factor, raw_dir=args.out / "raw", say=say)
+            for factor in factors
+        }
     except (ServerFailed, RunFailed, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,14 +37,11 @@ WARM_UP = ((1, 32, 8), (4, 128, 16), (12, 300, 24))
 
 
 class Target(Protocol):
-    """A server to measure. awake() is called before its turn, asleep() after it."""
+    """A server to measure. It is entered for each of its turns, and gives the URL it answers at."""
 
     @property
     def name(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-    def awake(self) -> None: ...
-    def asleep(self) -> None: ...
+    def awake(self) -> AbstractContextManager[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,9 @@ class RemoteServer:
     name: str
     url: str
 
-    def awake(self) -> None:
-        """Nothing to do."""
-
-    def asleep(self) -> None:
-        """Nothing to do."""
+    def awake(self) -> AbstractContextManager[str]:
+        """Its URL; nothing to do."""
+        return nullcontext(self.url)
 
 
 class RunFailed(RuntimeError):
@@ -77,24 +73,24 @@ def turns(targets: Sequence[Target], seeds: Sequence[int]) -> Iterator[tuple[int
 def measure(target: Target, scenario: Scenario, *, seed: int, max_tokens_factor: float) -> RunRecord:
     """Warm the server up, empty its cache, play the scenario once. Raises RunFailed if the server cannot be used."""
     requests = plan_requests(scenario, seed=seed, max_tokens_factor=max_tokens_factor)
-    target.awake()
-    try:
-        return asyncio.run(_measure(target, requests, seed=seed, max_tokens_factor=max_tokens_factor))
-    except (aiohttp.ClientError, OSError, WatchFailed) as error:
-        raise RunFailed(f"server {target.name} at {target.url}: {type(error).__name__}: {error}") from error
-    finally:
-        target.asleep()
+    with target.awake() as url:
+        try:
+            return asyncio.run(_measure(target.name, url, requests, seed=seed, max_tokens_factor=max_tokens_factor))
+        except (aiohttp.ClientError, OSError, WatchFailed) as error:
+            raise RunFailed(f"server {target.name} at {url}: {type(error).__name__}: {error}") from error
 
 
-async def _measure(target: Target, requests: Sequence[Request], *, seed: int, max_tokens_factor: float) -> RunRecord:
+async def _measure(
+    name: str, url: str, requests: Sequence[Request], *, seed: int, max_tokens_factor: float
+) -> RunRecord:
     async with client_session(timeout_s=STREAM_TIMEOUT_S) as session:
-        transport = http_transport(session, target.url)
-        watch = await StateWatch.probe(session, target.url)
+        transport = http_transport(session, url)
+        watch = await StateWatch.probe(session, url)
         for plan in warm_up_plans():
             records = await run_plan(plan, transport, with_read_rate=watch is not None)
             if failed := [record.error for record in records if record.failed]:
-                raise RunFailed(f"server {target.name}: warm-up failed: {failed[0]}")
-        await _flush(session, target)
+                raise RunFailed(f"server {name}: warm-up failed: {failed[0]}")
+        await _flush(session, name, url)
         load_before = os.getloadavg()[0]
         origin_s = time.perf_counter()
         polling = asyncio.create_task(watch.follow(origin_s)) if watch else None
@@ -104,7 +100,7 @@ async def _measure(target: Target, requests: Sequence[Request], *, seed: int, ma
             await asyncio.gather(polling, return_exceptions=True)
             await watch.poll(origin_s)
     return RunRecord(
-        server=target.name,
+        server=name,
         seed=seed,
         max_tokens_factor=max_tokens_factor,
         records=records,
@@ -136,11 +132,11 @@ def warm_up_plans() -> Iterator[tuple[Request, ...]]:
         )
 
 
-async def _flush(session: aiohttp.ClientSession, target: Target) -> None:
-    async with session.post(f"{target.url}/flush_cache", params={"timeout": FLUSH_TIMEOUT_S}) as response:
+async def _flush(session: aiohttp.ClientSession, name: str, url: str) -> None:
+    async with session.post(f"{url}/flush_cache", params={"timeout": FLUSH_TIMEOUT_S}) as response:
         if response.status != 200:
             text = await response.text()
-            raise RunFailed(f"server {target.name}: /flush_cache: HTTP {response.status}: {text[:200]}")
+            raise RunFailed(f"server {name}: /flush_cache: HTTP {response.status}: {text[:200]}")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

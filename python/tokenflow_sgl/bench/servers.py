@@ -1,4 +1,4 @@
-"""Server processes to measure: started, waited for, put to sleep while others run, stopped.
+"""Server processes to measure: started, waited for, stopped.
 
 Owns their command lines and life. Sends no load and keeps no results. Invariant: a server's whole process group ends
 with its context, and nothing else is ever signalled.
@@ -91,20 +91,11 @@ class ServerProcess:
                 tick(waited_s)
             time.sleep(1.0)
 
-    def suspend(self) -> None:
-        """Stop its processes where they are: an idle SGLang polls without pause and would take CPU from the others."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a suspended server run on."""
-        self._signal(signal.SIGCONT)
-
     def stop(self) -> None:
         """End the process group: asked first, then killed. Safe to call twice."""
         if self._stopped:
             return
         self._stopped = True
-        self._signal(signal.SIGCONT)  # a suspended process gets no signal before it is woken
         # The leader alone: with all asked at once it takes its children's end for a crash and waits to diagnose it.
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
