@@ -107,7 +107,7 @@ def test_a_stream_below_the_minimal_slack_is_no_candidate_however_short_the_pref
     for slack, parked in ((1.9, ()), (2.1, ("a",))):
         p = believing({"a": slack}, waiting=[newcomer(prompt=1)], min_slack_s=2.0)
         view = engine([running("a", 500), running("other", 500, preemptible=False), waits(context=1)])
-        view.device_free_tokens = 3
+        view.device_free_tokens = 6  # room to grow, and none for the newcomer
         assert p.plan(view).park == parked, slack
 
 
@@ -160,6 +160,22 @@ def full(*rids, output=500, free=0):
 def test_streams_that_outgrow_memory_make_room_among_themselves_largest_slack_first():
     p = believing({"a": 9.0, "b": 60.0, "c": 20.0})
     assert p.plan(full("a", "b", "c")).park == ("b",)
+
+
+def test_streams_are_left_in_a_nearly_full_pool_while_their_own_pages_hold_the_next_tokens():
+    p = believing({"a": 9.0, "b": 60.0})
+    # Pages of 16. The KV of `context` - 1 tokens is written, and three steps are looked ahead.
+    for contexts, free, parked in (
+        ((200, 200), 0, ()),
+        ((200, 206), 0, ()),
+        ((200, 207), 0, ("b",)),
+        ((207, 207), 31, ("b",)),
+        ((207, 207), 32, ()),
+    ):
+        streams = [running(rid, 500, context=context) for rid, context in zip("ab", contexts, strict=True)]
+        view = engine(streams, device_free_tokens=free, waiting=0)
+        view.page_tokens = 16
+        assert p.plan(view).park == parked, (contexts, free)
 
 
 def test_memory_that_runs_out_spares_a_stream_at_its_limit_of_parks_while_another_can_go():

@@ -336,10 +336,6 @@ def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(server
     assert server.generate("again", 1, rid=rid)["meta_info"]["id"] == rid
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="stock: 2 s after a streamed reply it aborts whatever request has that id by then (create_abort_task)",
-)
 def test_a_stream_that_reuses_the_id_of_one_that_ended_is_not_aborted_for_it(server: Server) -> None:
     read_together([server.stream("ends at once", 1, rid="used-again")])
     second = server.stream("the next owner", 1500, rid="used-again")

@@ -23,10 +23,10 @@ from typing import Any
 
 from .args import ALLOW_UNTESTED_FLAG, ENV_ALLOW_UNTESTED
 
-TESTED_RELEASES = ("0.5.22", "0.5.23")
+TESTED_RELEASES = ("0.5.23",)
 PINNED_RELEASE = "0.5.23"
 FIX = (
-    f"Install a supported release (pip install sglang=={PINNED_RELEASE}; supported: {' to '.join(TESTED_RELEASES)}); "
+    f"Install a supported release (pip install sglang=={PINNED_RELEASE}; supported: {', '.join(TESTED_RELEASES)}); "
     "`tokenflow doctor` lists what works here"
 )
 
@@ -191,12 +191,13 @@ USES: tuple[Use, ...] = (
     *_rows(FIELD, "sglang.srt.managers.schedule_batch.Req", "rid"),
     # http.py, routes.py, messages.py
     *_rows(HOOK, _HTTP, "_setup_and_run_http_server"),
+    *_rows(HOOK, _MANAGER, "create_abort_task(obj)"),
     *_rows(FIELD, _HTTP, "app"),
     *_rows(CALL, _HTTP, "get_global_state"),
     *_rows(FIELD, _MANAGER, "rid_to_state", "server_args"),
     *_rows(CALL, _MANAGER, "config_value", "auto_create_handle_loop"),
     *_rows(CALL, "sglang.srt.utils.auth", "auth_level(level)", "AuthLevel.ADMIN_OPTIONAL"),
-    *_rows(CALL, _IO, "GetInternalStateReq(rid)"),
+    *_rows(CALL, _IO, "GetInternalStateReq(rid)", "GetInternalStateReqOutput(internal_state)"),
     *_rows(FIELD, _IO, "GetInternalStateReqOutput.internal_state", "BaseReq.rid", "AbortReq.abort_all"),
     *_rows(FIELD, "sglang.srt.environ", "envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"),
     *_rows(FIELD, "sglang.srt.sampling.sampling_params.SamplingParams", "custom_params"),

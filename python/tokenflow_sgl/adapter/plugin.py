@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import args, checks, hooks
+from . import args, checks, hooks, rids
 
 ENV_ENABLE = "TOKENFLOW_ENABLE"  # inherited by spawned children: the one switch
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 HTTP_RUN = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
+ABORT_TASK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task"
 
 # Process titles upstream sets before it loads plugins. These two need nothing of ours, and importing the scheduler
 # there would cost them a gigabyte of address space and seconds of start.
@@ -74,12 +75,15 @@ def _register() -> None:
 
 
 def install_http() -> None:
-    """Bridge and routes, in the process that serves HTTP. Called when a command line was parsed: an Engine has none,
-    and importing the HTTP server would change its event loop policy."""
+    """Bridge, routes and delayed aborts, in the process that serves HTTP. Called when a command line was parsed: an
+    Engine has none, and importing the HTTP server would change its event loop policy."""
     from . import routes
 
     if enabled() and not any(i.target == HTTP_RUN for i in _installed):
-        _install(Install(HTTP_RUN, routes.install_before_run, "BEFORE"))
+        _install(
+            Install(HTTP_RUN, routes.install_before_run, "BEFORE"),
+            Install(ABORT_TASK, rids.around_create_abort_task, "AROUND"),
+        )
         _apply()
 
 

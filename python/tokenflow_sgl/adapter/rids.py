@@ -8,7 +8,7 @@ with an `a`; so the match is made exact where it is made.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -64,3 +64,38 @@ def only_exact(scheduler: Any, rid: str) -> Iterator[None]:
     finally:
         for request in hidden.values():
             request.rid = request.rid.removeprefix(_HIDDEN)
+
+
+class _Ended:
+    """What upstream's delayed abort reads of a request whose reply ended: the ids that are still that request's.
+
+    Two seconds after a streamed reply, whatever became of it, upstream aborts the id. By then the id may be another's.
+    """
+
+    is_single = False
+
+    def __init__(self, manager: Any, request: Any) -> None:
+        self._manager = manager
+        self._request = request
+        self._owned: dict[str, Any] = {}
+
+    async def remember(self) -> None:
+        """At the end of the reply: who is live then, under these ids, was cut off."""
+        ids = [self._request.rid] if self._request.is_single else self._request.rid
+        self._owned = {rid: state for rid in ids or () if (state := self._manager.rid_to_state.get(rid)) is not None}
+
+    @property
+    def rid(self) -> list[str]:
+        live = self._manager.rid_to_state
+        return [rid for rid, state in self._owned.items() if live.get(rid) is state]
+
+
+def around_create_abort_task(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
+    """AROUND hook of TokenizerManager.create_abort_task: it ends the request it was made for, never the next owner of
+    its id. The tasks of a reply run in order, and upstream's reads the ids after its delay."""
+    from starlette.background import BackgroundTask
+
+    ended = _Ended(manager, obj)
+    tasks = original(manager, ended)
+    tasks.tasks.insert(0, BackgroundTask(ended.remember))
+    return tasks

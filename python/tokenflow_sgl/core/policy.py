@@ -34,6 +34,7 @@ from .types import (
 )
 
 _NEARLY_DONE_TOKENS = 8
+_STEPS_AHEAD = 3  # the step under way, whose memory may be taken already, the next one, and one to spare
 _REFUSAL_PAUSE_S = 0.25  # an admission the engine could not keep is not tried again at once: it would block the rest
 
 
@@ -104,19 +105,21 @@ class TokenFlowPolicy:
 
     def plan(self, view: EngineView) -> Plan:
         publish = self.publisher.due(self.streams, view)
-        # Each running stream may open a page in the next step; below that the engine would retract somebody.
-        shortage = view.page_tokens * view.running + view.promised_tokens - view.device_free_tokens
-        if view.waiting == 0 and view.promised_tokens == 0 and shortage <= 0:
+        # What running streams can take at most in the next steps: with that much free, nobody need be looked at.
+        ample = view.device_free_tokens >= _ceil(_STEPS_AHEAD, view.page_tokens) * view.running
+        if view.waiting == 0 and view.promised_tokens == 0 and ample:
             return Plan(publish=publish)
-        return self._decide(view, publish, shortage)
+        return self._decide(view, publish)
 
-    def _decide(self, view: EngineView, publish: tuple[tuple[Rid, int], ...], shortage: int) -> Plan:
+    def _decide(self, view: EngineView, publish: tuple[tuple[Rid, int], ...]) -> Plan:
         running: list[RequestView] = []
         prefilling: list[RequestView] = []
         waiting: list[RequestView] = []
         by_phase = {Phase.RUNNING: running, Phase.PREFILL: prefilling}
         for r in view.requests():
             by_phase.get(r.phase, waiting).append(r)
+        shortage = _opens_tokens([*running, *prefilling], view.page_tokens) + view.promised_tokens
+        shortage -= view.device_free_tokens
         growth = self.config.growth_tokens
         active = len(running) + len(prefilling)
         room = view.device_free_tokens - growth * active - sum(r.takes_tokens for r in prefilling)
@@ -309,3 +312,20 @@ class TokenFlowPolicy:
                 row["slack_s"] = s.buffer.slack_s(now_s)
             rows.append(row)
         return rows
+
+
+def _opens_tokens(active: Sequence[RequestView], page_tokens: int) -> int:
+    """Memory that pages opened in the next steps take: with less free, the engine retracts somebody and forgets its KV.
+
+    Taking a page for every stream, each step, would keep a pool of long streams from ever being full.
+    """
+    tokens = 0
+    for r in active:
+        written = r.context_tokens - 1  # the KV of the newest token is written by the step that reads it
+        tokens += _ceil(written + _STEPS_AHEAD, page_tokens) - _ceil(written, page_tokens)
+    return tokens
+
+
+def _ceil(tokens: int, page_tokens: int) -> int:
+    """Tokens of the pages that hold so many."""
+    return -(-tokens // page_tokens) * page_tokens
