@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`tokenflow serve ...` and `tokenflow replay JOURNAL`."""
+    """`tokenflow serve ...`, `bench ...`, `replay JOURNAL` and `doctor`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["serve"]:
         # All flags after `serve` are the server's own, --help included.
@@ -19,14 +19,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         serve(argv[1:])
         return 0
+    if argv[:1] == ["bench"]:
+        from .bench.run import main as bench
+
+        return bench(argv[1:])
     parser = argparse.ArgumentParser(prog="tokenflow", description="SGLang with buffer-aware preemptive scheduling")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help="same as python -m tokenflow_sgl.launch_server", add_help=False)
+    commands.add_parser("bench", help="same as python -m tokenflow_sgl.bench.run", add_help=False)
+    commands.add_parser("doctor", help="check this SGLang against what we use of it; 0 if the server can start")
     replay = commands.add_parser(
         "replay", help="run a journal through its policy; fails at the first plan that differs"
     )
     replay.add_argument("journal", help="file written by --tokenflow-journal")
-    return _replay(parser.parse_args(argv).journal)
+    args = parser.parse_args(argv)
+    return _doctor() if args.command == "doctor" else _replay(args.journal)
+
+
+def _doctor() -> int:
+    from .adapter import hooks
+
+    problems = hooks.check()
+    print(f"SGLang {hooks.installed_release()}: {len(hooks.USES)} uses of it checked, {len(problems)} problems")
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
 
 
 def _replay(path: str) -> int:

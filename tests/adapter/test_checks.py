@@ -41,6 +41,7 @@ BAD_VALUES: dict[str, Any] = {
     "strip_thinking_cache": True,
     "language_only": True,
     "priority_preemption": True,
+    "schedule_policy": "lpm",
 }
 ROWS = {check.name: check for check in checks.CHECKS}
 

@@ -79,7 +79,7 @@ def test_the_demo_starts_a_server_for_each_turn_and_stops_it_after(tmp_path, mon
 
     monkeypatch.setattr(servers, "server_command", serve)
     scenario = load_scenario("demo-burst")
-    fresh = demo.FreshServer("stock", model=Path("m"), scenario=scenario, log=tmp_path / "s.log", say=print)
+    fresh = demo.FreshServer("stock", model=Path("m"), scenario=scenario, logs=tmp_path, say=print)
     for turn in (1, 2):
         with fresh.awake() as url:
             assert [kind for kind, _ in started] == ["stock"] * turn

@@ -200,11 +200,42 @@ def test_memory_promised_to_a_prefill_under_way_is_not_eaten_by_growth():
     assert p.plan(view).park == ("a",)
 
 
+def test_one_reader_beside_a_chunked_prompt_gives_way_to_it_and_does_not_grow_meanwhile():
+    # The prompt takes its memory chunk by chunk all the same, and upstream dies where it cannot.
+    chunked = request("big", Phase.PREFILL, context=1800, takes_tokens=264)
+    for free, parked in ((320, ()), (256, ("fast",))):
+        p = believing({"fast": 0.0})
+        p.decodes_since_prefill = 0
+        plan = p.plan(engine([running("fast", 500), chunked], device_free_tokens=free, waiting=0))
+        assert plan.park == parked, free
+        assert plan.prefill_tokens == (None if parked else 0), free
+
+
+def test_as_many_streams_give_way_to_a_prompt_under_way_as_it_needs_whatever_their_slack():
+    # Each frees 200; 500 of the prompt are still to come, and nobody has slack to spare.
+    p = believing({"a": 0.5, "b": 0.4, "c": 0.3})
+    chunked = request("big", Phase.PREFILL, context=900, takes_tokens=500)
+    view = engine([*(running(rid, 500) for rid in "abc"), chunked], device_free_tokens=0, waiting=0)
+    assert sorted(p.plan(view).park) == ["a", "b", "c"]
+
+
 def test_a_parked_stream_comes_back_before_a_newcomer_when_its_buffer_nears_the_end():
     p = believing({"due": 0.5, "full": 60.0}, parked=["due"], waiting=[newcomer()])
     due = request("due", Phase.PARKED, context=200, output=500)
     view = engine([running("full", 700), due, waits()], device_free_tokens=600)
     assert p.plan(view).admit == ("due", "new")
+
+
+def test_one_that_fits_only_alone_holds_memory_back_for_itself_after_its_wait():
+    # 990 of 1000 tokens: less than it would like to grow into, but it can run. Readers that keep coming must not keep
+    # it out for ever.
+    for waited_s, admitted in ((1.0, ("new",)), (60.0, ())):
+        p = believing({"busy": 0.5}, waiting=[newcomer("big", prompt=990)], min_slack_s=2.0)
+        p.observe(Tick(10.0))
+        p.observe(Tick(10.0 + waited_s))
+        p.observe(newcomer())
+        view = engine([running("busy", 500), waits("big", context=990), waits()], device_free_tokens=200)
+        assert p.plan(view).admit == admitted, waited_s
 
 
 def test_a_parked_stream_with_a_full_buffer_stays_away_while_a_newcomer_wants_the_memory():

@@ -226,6 +226,7 @@ def assert_cut_short(server: Server, before: dict[str, Any], name: str) -> None:
     ends = {t["id"]: t["tokens"] for t in after["transitions"] if t["what"] == "finish" and t["id"].startswith(name)}
     assert len(ends) == 20 and max(ends.values()) < 1000, ends
     assert after["counters"]["aborts"] == before["counters"]["aborts"] + 20
+    until(lambda: server.metric("tokenflow:aborts_total") == after["counters"]["aborts"], "the aborts in the metrics")
     until(lambda: server.metric("sglang:num_running_reqs") == 0, "running 0 in the metrics")
 
 
@@ -269,7 +270,7 @@ def test_twenty_streams_that_are_cut_off_are_soon_gone(server: Server, tokens: i
             sock.shutdown(socket.SHUT_WR)
         else:
             sock.close()
-    until(lambda: {r["id"] for r in server.state()["streams"]} <= {mine}, "no stream of theirs")
+    until(lambda: {r["id"] for r in server.state()["streams"]} <= {mine}, "no stream of theirs", deadline_s=60.0)
     print(f"{tokens} tokens, {how}: 20 streams gone after {time.monotonic() - since_s:.2f} s")
     read_together([beside])
     assert beside.text == expected

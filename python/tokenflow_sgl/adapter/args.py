@@ -18,6 +18,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..core.baselines import Scripted
 from ..core.config import PolicyConfig
 
 ENV_CONFIG = "TOKENFLOW_CONFIG"
@@ -40,15 +41,16 @@ class TokenflowSettings:
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise ValueError(f"policy={self.policy!r}: valid are {', '.join(POLICIES)}")
+            raise ValueError(f"--tokenflow-policy={self.policy!r}: valid are {', '.join(POLICIES)}")
         if (self.policy == "scripted") != (self.script_path is not None):
             raise ValueError(
-                f"script={self.script_path!r} with policy={self.policy!r}: script and policy scripted need each other"
+                f"--tokenflow-script={self.script_path!r} with --tokenflow-policy={self.policy!r}: "
+                "a script and the policy scripted need each other"
             )
         if self.script_path is not None:
-            self.script()
+            Scripted.from_mapping(self.script())
         if self.journal_path is not None and not Path(self.journal_path).absolute().parent.is_dir():
-            raise ValueError(f"journal={self.journal_path!r}: its directory does not exist")
+            raise ValueError(f"--tokenflow-journal={self.journal_path!r}: its directory does not exist")
 
     def script(self) -> dict[str, Any]:
         """The JSON object in the script file."""
@@ -56,9 +58,9 @@ class TokenflowSettings:
         try:
             content = json.loads(Path(self.script_path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"script={self.script_path!r}: not a readable JSON file ({error})") from error
+            raise ValueError(f"--tokenflow-script={self.script_path!r}: not a readable JSON file ({error})") from error
         if not isinstance(content, dict):
-            raise ValueError(f"script={self.script_path!r}: valid is a JSON object")
+            raise ValueError(f"--tokenflow-script={self.script_path!r}: valid is a JSON object")
         return content
 
     @classmethod
@@ -66,6 +68,11 @@ class TokenflowSettings:
         """From one flat mapping: policy, journal, script, check_plans, and any PolicyConfig field."""
         rest = dict(values)
         own = {key: rest.pop(name) for name, key in _OWN_KEYS.items() if name in rest}
+        for name in ("journal", "script"):
+            if not isinstance(own.get(_OWN_KEYS[name]), str | None):
+                raise ValueError(f"{name}={own[_OWN_KEYS[name]]!r}: valid is the path of a file")
+        if not isinstance(own.get("check_plans", False), bool):
+            raise ValueError(f"check_plans={own['check_plans']!r}: valid are true and false")
         return cls(config=PolicyConfig.from_mapping(rest), **own)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -170,6 +177,10 @@ def _environment() -> dict[str, Any]:
         raise ValueError(f"{ENV_CONFIG}={text!r} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{ENV_CONFIG}={text!r}: valid is a JSON object of setting names and values")
+    try:
+        PolicyConfig.from_mapping({name: value for name, value in values.items() if name not in _OWN_KEYS})
+    except ValueError as error:
+        raise ValueError(f"{ENV_CONFIG}: {error}") from error
     return values
 
 
@@ -219,7 +230,7 @@ def around_from_cli_args(
     try:
         settings = settings_from_namespace(namespace)
     except ValueError as error:
-        raise SystemExit(f"tokenflow: --tokenflow-{error}") from error
+        raise SystemExit(f"tokenflow: {error}") from error
     checks.refuse_or_exit(namespace, settings)
     turn_on_host_cache(namespace, settings)
     server_args = original(cls, namespace, *args, **kwargs)

@@ -113,6 +113,8 @@ CHECKS: tuple[Check, ...] = (
     Check("priority_preemption", "--enable-priority-scheduling", "enable_priority_scheduling", _on,
           WARN, "upstream's own preemption forgets the KV of its victims",
           "Add --disable-priority-preemption; priorities still count", unless="disable_priority_preemption"),
+    Check("schedule_policy", "--schedule-policy", "schedule_policy", lambda v: v not in (None, "fcfs"),
+          WARN, "our policy orders the requests, and this order has no effect", "Drop the flag"),
 )
 # fmt: on
 

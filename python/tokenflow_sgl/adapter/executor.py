@@ -30,9 +30,8 @@ class SglangExecutor:
         self.admission = Admission()
         self.running_batch: Any = None
         self.last_batch: Any = None
-        self.members = (
-            0  # changes whenever somebody takes or leaves memory: who shares pages with whom may have changed
-        )
+        self.members = 0  # changes whenever somebody takes or leaves memory: who shares pages may have changed
+        self._open_copies: frozenset[Any] = frozenset()
 
     # ---- views
 
@@ -59,6 +58,8 @@ class SglangExecutor:
     def _requests(self) -> list[RequestView]:
         s = self.scheduler
         running = self.running_batch.reqs
+        # The copies themselves, not their number: one may end while another begins.
+        self._open_copies = frozenset(s.tree_cache.ongoing_write_through)
         views = [self._running(r) for r in running if r.finished_reason is None]
         seen = set(map(id, running))
         if self.last_batch is not None:
@@ -160,7 +161,7 @@ class SglangExecutor:
         state = req.tokenflow
         tree = self.scheduler.tree_cache
         page = self.scheduler.page_size
-        key = (req.kv.cache_protected_len, self.members, len(tree.ongoing_write_through))
+        key = (req.kv.cache_protected_len, self.members, self._open_copies)
         if state.frees_key != key:
             before = tree.evictable_size()
             if req.lock is None:

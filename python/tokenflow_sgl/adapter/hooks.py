@@ -59,7 +59,8 @@ _HTTP = "sglang.srt.entrypoints.http_server"
 _BATCH = "sglang.srt.managers.schedule_batch"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
-_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+_PARTS = "sglang.srt.managers.scheduler_components"
+_STREAMER = f"{_PARTS}.output_streamer.SchedulerOutputStreamer"
 _PENALTY = "sglang.srt.sampling.penaltylib"
 
 USES: tuple[Use, ...] = (
@@ -118,6 +119,7 @@ USES: tuple[Use, ...] = (
     *_rows(CALL, "sglang.utils", "TypeBasedDispatcher.__iadd__"),
     *_rows(FIELD, f"{_BATCH}.ScheduleBatch", "batch_is_full", "decoding_reqs", "device", "forward_mode", "reqs"),
     *_rows(FIELD, f"{_BATCH}.ScheduleBatch", "sampling_info"),
+    *_rows(CALL, "sglang.srt.runtime_context", "get_parallel"),
     # executor.py, request_state.py, ledger.py, state_report.py
     *_rows(CALL, "sglang.srt.mem_cache.common", "release_kv_cache(req, tree_cache, checkpoint)"),
     *_rows(CALL, _SCHEDULER, "get_num_allocatable_reqs(running_bs, running_batch)"),
@@ -125,6 +127,11 @@ USES: tuple[Use, ...] = (
     *_rows(FIELD, _SCHEDULER, "token_to_kv_pool_allocator"),
     *_rows(CALL, _TREE, "checkpoint(req, up_to)", "evictable_size", "lock(node_id)", "unlock"),
     *_rows(FIELD, _TREE, "ongoing_write_through"),
+    *_rows(FIELD, f"{_BATCH}.ReqKvInfo", "cache_protected_len", "holds_kv", "kv_allocated_len", "kv_committed_len"),
+    *_rows(FIELD, "sglang.srt.mem_cache.base_prefix_cache.TreeLock", "node"),
+    *_rows(FIELD, "sglang.srt.managers.cache_controller.HiCacheController", "mem_pool_host"),
+    *_rows(FIELD, "sglang.srt.mem_cache.pool_host.base.HostKVCache", "size"),
+    *_rows(CALL, "sglang.srt.mem_cache.pool_host.base.HostKVCache", "available_size"),
     *_rows(CALL, f"{_BATCH}.ScheduleBatch", "filter_batch(keep_indices)"),
     *_rows(CALL, f"{_BATCH}.Req", "init_next_round_input(tree_cache)", "next_output_finishes_by_length"),
     *_rows(CALL, f"{_BATCH}.Req", "refresh_fill_ids", "reset_for_retract"),
@@ -173,6 +180,8 @@ USES: tuple[Use, ...] = (
         "_select_prefill_admission(req, total_tokens)",
         "_update_prefill_budget(prefix_len, extend_input_len, max_new_tokens)",
     ),
+    *_rows(FIELD, "sglang.srt.mem_cache.prefill_budget.PrefillBudget", "total_offset"),
+    *_rows(FIELD, "sglang.srt.managers.schedule_policy._PrefillAdmission", "max_new_tokens"),
     *_rows(FIELD, _ADDER, "can_run_list", "memory_budget", "per_req_token_overhead", "rem_chunk_tokens"),
     *_rows(FIELD, "sglang.srt.managers.schedule_policy", "AddReqResult.NO_TOKEN", "AddReqResult.OTHER"),
     # streamer.py
@@ -180,9 +189,24 @@ USES: tuple[Use, ...] = (
     # penalties.py
     *_rows(FIELD, f"{_PENALTY}.orchestrator.BatchedPenalizerOrchestrator", "is_required", "penalizers"),
     *_rows(CALL, f"{_PENALTY}.orchestrator._BatchedPenalizer", "is_prepared"),
-    *_rows(FIELD, f"{_PENALTY}.frequency_penalty.BatchedFrequencyPenalizer", "cumulated_frequency_penalties"),
-    *_rows(FIELD, f"{_PENALTY}.presence_penalty.BatchedPresencePenalizer", "cumulated_presence_penalties"),
-    *_rows(FIELD, f"{_PENALTY}.repetition_penalty.BatchedRepetitionPenalizer", "cumulated_repetition_penalties"),
+    *_rows(
+        FIELD,
+        f"{_PENALTY}.frequency_penalty.BatchedFrequencyPenalizer",
+        "cumulated_frequency_penalties",
+        "frequency_penalties",
+    ),
+    *_rows(
+        FIELD,
+        f"{_PENALTY}.presence_penalty.BatchedPresencePenalizer",
+        "cumulated_presence_penalties",
+        "presence_penalties",
+    ),
+    *_rows(
+        FIELD,
+        f"{_PENALTY}.repetition_penalty.BatchedRepetitionPenalizer",
+        "cumulated_repetition_penalties",
+        "repetition_penalties",
+    ),
     *_rows(FIELD, f"{_PENALTY}.min_new_tokens.BatchedMinNewTokensPenalizer", "len_output_tokens"),
     # rids.py
     *_rows(CALL, _SCHEDULER, "collect_inflight_reqs"),
@@ -196,6 +220,7 @@ USES: tuple[Use, ...] = (
     *_rows(CALL, _HTTP, "get_global_state"),
     *_rows(FIELD, _MANAGER, "rid_to_state", "server_args"),
     *_rows(CALL, _MANAGER, "config_value", "auto_create_handle_loop"),
+    *_rows(FIELD, _MANAGER, "get_internal_state_communicator"),
     *_rows(CALL, "sglang.srt.utils.auth", "auth_level(level)", "AuthLevel.ADMIN_OPTIONAL"),
     *_rows(CALL, _IO, "GetInternalStateReq(rid)", "GetInternalStateReqOutput(internal_state)"),
     *_rows(FIELD, _IO, "GetInternalStateReqOutput.internal_state", "BaseReq.rid", "AbortReq.abort_all"),
@@ -211,6 +236,7 @@ USES: tuple[Use, ...] = (
     *_rows(FIELD, "sglang.srt.entrypoints.openai.protocol.CompletionRequest", "custom_params", "rid"),
     # metrics.py
     *_rows(FIELD, _SCHEDULER, "metrics_collector", "metrics_reporter"),
+    *_rows(FIELD, f"{_PARTS}.metrics_reporter.SchedulerMetricsReporter", "current_scheduler_metrics_enabled"),
 )
 
 

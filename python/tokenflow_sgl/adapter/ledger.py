@@ -29,6 +29,7 @@ class Ledger:
         self._applied: Applied | None = None
         self._tick: Tick | None = None
         self._events: list[Event] = []
+        self._before_applied = 0  # of these, how many were there when the step's batch was formed
         self._withheld: dict[Rid, Any] = {}
         self._members: list[Any] = []  # the batch of the last emission, and its ids
         self._rids: tuple[Rid, ...] = ()
@@ -90,18 +91,24 @@ class Ledger:
             prefill_tokens=prefill_tokens,
             decoding=decoding,
         )
+        self._before_applied = len(self._events)
         self.parked.clear()
         self.published.clear()
 
     # ---- what the policy hears
 
     def drain(self) -> list[Event]:
-        """Events since the last drain: what the last plan came to, the clock, then what happened."""
-        head: list[Event] = []
+        """Events since the last drain: what the last plan came to, the clock, then what happened.
+
+        While a batch is formed, upstream queues requests whose grammar is ready, and may admit them at once: what came
+        before the plan's outcome is told before it, or the policy would hear of an admission before the arrival.
+        """
+        events, self._events = self._events, []
+        head, events = events[: self._before_applied], events[self._before_applied :]
+        self._before_applied = 0
         if self._applied is not None:
             head.append(self._applied)
         if self._tick is not None:
             head.append(self._tick)
         self._applied = self._tick = None
-        events, self._events = self._events, []
         return head + events

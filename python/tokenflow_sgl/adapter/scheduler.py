@@ -70,7 +70,9 @@ class TokenFlowScheduler(Scheduler):
         if path is None:
             return None
         # One file a rank: the ranks' journals must be identical, and that can be checked only if they are apart.
-        suffix = f".rank{get_parallel().tp_rank}" if self.tp_size > 1 else ""
+        parallel = get_parallel()
+        suffix = f".dp{parallel.dp_rank}" if parallel.dp_rank is not None else ""
+        suffix += f".rank{parallel.tp_rank}" if self.tp_size > 1 else ""
         return Journal.open(f"{path}{suffix}", header)
 
     def init_schedule_policy(self) -> None:

@@ -12,9 +12,10 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokenflow_sgl.bench import report, results, timeline
 from tokenflow_sgl.bench.models import ensure_model
@@ -33,17 +34,20 @@ class FreshServer:
     kept for the whole demo, one lucky start would look like a faster server in every seed.
     """
 
-    def __init__(self, kind: str, *, model: Path, scenario: Scenario, log: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, kind: str, *, model: Path, scenario: Scenario, logs: Path, say: Callable[[str], None]) -> None:
         self.name = kind
         self._model = model
         self._scenario = scenario
-        self._log = log
+        self._logs = logs
         self._say = say
+        self._turns = 0
 
     @contextmanager
     def awake(self) -> Iterator[str]:
         """Its URL, once it answers; stopped when the context ends. Raises ServerFailed."""
-        with start_server(self.name, model=self._model, settings=self._scenario.server, log=self._log) as process:
+        self._turns += 1
+        log = self._logs / f"{self.name}-turn{self._turns}.log"
+        with start_server(self.name, model=self._model, settings=self._scenario.server, log=log) as process:
             process.wait_ready(tick=_progress(self._say, self.name))
             yield process.url
 
@@ -60,12 +64,14 @@ def say_elapsed() -> Callable[[str], None]:
 
 
 def write_report(
-    scenario: Scenario, runs: Sequence[RunRecord], *, factor: float, command: Sequence[str], out: Path
+    scenario: Scenario, runs: Sequence[RunRecord], *, facts: Mapping[str, Any], out: Path
 ) -> tuple[Path, Path]:
-    """Print table and thresholds of one factor; write and return the paths of its JSON and PNG."""
-    table = results.results_json(
-        scenario, runs, results.provenance(scenario, command=command, max_tokens_factor=factor)
-    )
+    """Print table and thresholds of one factor; write and return the paths of its JSON and PNG.
+
+    facts: results.provenance, taken before the first run: the tree may change meanwhile.
+    """
+    factor = facts["max_tokens_factor"]
+    table = results.results_json(scenario, runs, facts)
     json_path, png_path = out / f"{scenario.name}-x{factor:g}.json", out / f"{scenario.name}-x{factor:g}.png"
     print(f"\n{report.table(table)}\n")
     verdicts = report.check_thresholds(table)
@@ -91,25 +97,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     say = say_elapsed()
     command = ["python", "-m", "tokenflow_sgl.bench.demo", *(sys.argv[1:] if argv is None else argv)]
+    facts = {f: results.provenance(scenario, command=command, max_tokens_factor=f) for f in factors}
     model: Path = args.model or Path("models") / scenario.server.model
     try:
         ensure_model(scenario.server.model, model)
         say("servers: " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds))
-        logs = args.out / "logs"
         servers = [
-            FreshServer(kind, model=model, scenario=scenario, log=logs / f"{kind}.log", say=say) for kind in kinds
+            FreshServer(kind, model=model, scenario=scenario, logs=args.out / "logs" / scenario.name, say=say)
+            for kind in kinds
         ]
+        raw_dir = args.out / "raw" / scenario.name
         runs = {
-            factor: run_all(scenario, servers, seeds=seeds, max_tokens_factor=factor, raw_dir=args.out / "raw", say=say)
+            factor: run_all(scenario, servers, seeds=seeds, max_tokens_factor=factor, raw_dir=raw_dir, say=say)
             for factor in factors
         }
     except (ServerFailed, RunFailed, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     paths = [
-        path
-        for factor in factors
-        for path in write_report(scenario, runs[factor], factor=factor, command=command, out=args.out)
+        path for factor in factors for path in write_report(scenario, runs[factor], facts=facts[factor], out=args.out)
     ]
     say("done; results: " + ", ".join(str(path) for path in paths))
     return 0

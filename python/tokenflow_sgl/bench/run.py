@@ -151,7 +151,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def raw_path(folder: Path, run: RunRecord) -> Path:
-    """Where a run's raw times are kept."""
+    """Where a run's raw times are kept; one folder a scenario."""
     return folder / f"{run.server}-seed{run.seed}-x{run.max_tokens_factor:g}.json"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-POLL_S = 0.2
+POLL_S = 1.0
 
 
 class WatchFailed(RuntimeError):

@@ -51,9 +51,16 @@ class Scripted:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Scripted:
-        """From JSON: {"parks": [{"rid": "a*", "at_token": 10, "steps": 5}, ...], "publish_interval_tokens": 64}."""
-        parks = [ScriptedPark(str(p["rid"]), int(p["at_token"]), int(p["steps"])) for p in values["parks"]]
-        return cls(parks, publish_interval_tokens=int(values.get("publish_interval_tokens", 64)))
+        """From JSON: {"parks": [{"rid": "a*", "at_token": 10, "steps": 5}, ...], "publish_interval_tokens": 64}.
+
+        Raises ValueError for anything else.
+        """
+        try:
+            parks = [ScriptedPark(str(p["rid"]), int(p["at_token"]), int(p["steps"])) for p in values["parks"]]
+            return cls(parks, publish_interval_tokens=int(values.get("publish_interval_tokens", 64)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            valid = '{"parks": [{"rid": "a*", "at_token": 10, "steps": 5}, ...], "publish_interval_tokens": 64}'
+            raise ValueError(f"script: {error!r}; valid is {valid}") from error
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Applied):

@@ -1,6 +1,7 @@
 """What each client holds unread: G generated, C consumed, R read rate, slack (design: buffers).
 
-Owns the model of consumption; knows no memory and no phase. Invariant: 0 <= C <= G, and C never goes back.
+Owns the model of consumption; knows no memory and no phase. Invariant: 0 <= C <= G, and no report takes C
+back behind an earlier one.
 
 Without reports, C grows at R from the first delivered token and is capped by G:
 

@@ -48,7 +48,13 @@ class PolicyConfig:
     min_run_tokens: int = _setting(
         32, "tokens", 1, 100_000, "tokens a stream makes after its admission or return before it may be parked"
     )
-    max_parks: int = _setting(64, "", 1, 1_000_000, "parks after which a stream is pinned until it ends")
+    max_parks: int = _setting(
+        64,
+        "",
+        1,
+        1_000_000,
+        "parks after which a stream stays until it ends, unless memory runs out and nobody else can go",
+    )
     growth_tokens: int = _setting(
         16, "tokens", 1, 100_000, "device tokens kept free, at admission, for the growth of each running stream"
     )

@@ -134,7 +134,9 @@ class TokenFlowPolicy:
         served = set(chosen.admit)
         admit = [c.rid for c in must if c.rid in served]
         admit += self._early_returns(early, chosen, len(running))
-        park = chosen.park if admit or shortage <= 0 else self._relief(running, shortage)
+        park = chosen.park
+        if shortage > 0 and not admit and active > 1:
+            park = self._relief(running, shortage, promised=view.promised_tokens > 0)
         if not admit and not active and must:
             # An empty engine has nothing to wait for: whoever is first comes in, however little room is left to grow.
             return Plan(admit=(must[0].rid,), reserve_tokens=0)
@@ -144,7 +146,8 @@ class TokenFlowPolicy:
             publish=tuple(p for p in publish if p[0] not in gone),
             admit=tuple(admit),
             reserve_tokens=growth * (active - len(park) + len(admit)),
-            prefill_tokens=0 if (must or prefilling) and self._must_decode_first(running) else None,
+            # Decoding takes memory: not while a prompt under way still needs it.
+            prefill_tokens=0 if (must or prefilling) and shortage <= 0 and self._must_decode_first(running) else None,
             why={"must": len(must), "unserved": chosen.unserved, "room_tokens": chosen.room_tokens},
         )
 
@@ -177,8 +180,12 @@ class TokenFlowPolicy:
             ahead_s += return_s
             (due if s.buffer is not None else other).append(c)
         own = {r.rid: -r.priority for r in waiting}
-        for group in (new, other, early):
+        for group in (new, other):
             group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
+        # No reader needs these yet. Who has most left to make goes first: else the last to return run on alone, in
+        # steps that cost nearly as much as full ones.
+        left = {r.rid: r.output_tokens - r.max_output_tokens for r in waiting}
+        early.sort(key=lambda c: (own[c.rid], not c.holds_back, left[c.rid], c.rid))
         return due + new + other, early
 
     def _owed_first(self, must: Sequence[Candidate]) -> list[Candidate]:
@@ -204,7 +211,8 @@ class TokenFlowPolicy:
             # Without a lead, work that has no reader would swap places with its like for ever.
             margin=self.config.switch_margin if s.buffer is None else 0.0,
             # Memory kept for one that can never fit would be lost to all.
-            holds_back=wait_s >= self.config.hold_back_s and need_tokens <= view.device_total_tokens,
+            # It comes in alone at the latest, and then it needs no room for the growth of others.
+            holds_back=wait_s >= self.config.hold_back_s and r.takes_tokens <= view.device_total_tokens,
         )
 
     def _early_returns(self, early: Sequence[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
@@ -220,20 +228,25 @@ class TokenFlowPolicy:
             slots -= 1
             yield c.rid
 
-    def _relief(self, running: Sequence[RequestView], shortage: int) -> tuple[Rid, ...]:
-        """Nothing waits, or nothing fits, and the running streams are about to outgrow memory.
+    def _relief(self, running: Sequence[RequestView], shortage: int, *, promised: bool) -> tuple[Rid, ...]:
+        """Nothing waits, or nothing fits, and the streams in memory are about to outgrow it.
 
         If no stream has slack to spare, the engine would retract somebody in the next steps and forget its KV: then
         the one with the most slack is parked whatever it has; those that may not be parked now only after the others.
+        `promised`: a prompt under way will take the memory all the same, and the engine dies where it cannot; then as
+        many go as it needs.
         """
-        if len(running) < 2:
-            return ()
         able = [self._victim(r) for r in running if self._may_park(r)]
-        park = relieve([v for v in able if v.slack_s > self.config.min_slack_s], shortage_tokens=shortage)
-        if park:
-            return park
         anyone = [self._victim(r) for r in running if self._can_park(r)]
-        return relieve(able, shortage_tokens=1) or relieve(anyone, shortage_tokens=1)
+        park = relieve([v for v in able if v.slack_s > self.config.min_slack_s], shortage_tokens=shortage)
+        frees = {v.rid: v.frees_tokens for v in anyone}
+        for victims in (able, anyone):
+            left = shortage - sum(frees[rid] for rid in park)
+            if left <= 0 or (park and not promised):
+                break
+            rest = [v for v in victims if v.rid not in park]
+            park += relieve(rest, shortage_tokens=left if promised else 1)
+        return park
 
     def _can_park(self, r: RequestView) -> bool:
         known = r.rid in self.streams.by_rid

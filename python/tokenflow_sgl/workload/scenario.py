@@ -115,7 +115,7 @@ def _server(table: _Table) -> ServerSettings:
         kv_pool_tokens=table.integer("kv_pool_tokens", at_least=1),
         chunked_prefill_tokens=table.integer("chunked_prefill_tokens", at_least=1),
         host_ratio=table.number("host_ratio", above=0.0),
-        write_policy=table.choice("write_policy", ("write_through", "write_through_selective")),
+        write_policy=table.choice("write_policy", ("write_through",)),
         overlap=table.flag("overlap"),
     )
     if settings.kv_pool_tokens % settings.page_tokens:

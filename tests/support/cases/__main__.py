@@ -56,6 +56,7 @@ _BOTH_LOOPS = (
     lifecycle.upstream_retractions_beside_ours,
     queueing.long_wait,
     grammars.json_schema,
+    grammars.first_use_of_a_grammar,
 )
 _LAST = lifecycle.shutdown_with_parked_streams
 _TWIN = (twins.same_work, twins.identity_streams)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from support.engine import Engine
-from support.play import ask, play, scripted
+from support.play import ask, play, scripted, tokenflow
 
 INDICES = range(1, 61)
 SCHEMA = {
@@ -58,3 +58,9 @@ def stop_token_inside(engine: Engine) -> dict[str, Any]:
     first = play(engine, _asks("stop", options))["streams"]["stop-1"]["tokens"]
     stop = next(t for i, t in enumerate(first) if i >= 25 and t not in first[:i])
     return {**_every_index(engine, "stop", {**options, "stop_token_ids": [stop]}), "stop": stop}
+
+
+def first_use_of_a_grammar(engine: Engine) -> dict[str, Any]:
+    """Upstream queues a request whose grammar was compiled just now while it forms a batch, and admits it in it."""
+    policy = tokenflow(publish_below=1.0, publish_interval_tokens=16)
+    return play(engine, [ask("fresh", 20, 120, ignore_eos=False, regex="([a-f][0-9]){40}")], policy)
