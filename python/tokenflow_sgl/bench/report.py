@@ -124,7 +124,12 @@ def check_thresholds(results: Mapping[str, Any]) -> list[Verdict]:
     stall_limits = (0.05 * stall[EAGER], stall[BASELINE] + 2.0)
     speed = _median(paired)
     return [
-        Verdict("failed requests", "0 everywhere", str(failed), not any(failed.values())),
+        Verdict(
+            "failed requests",
+            "0 everywhere",
+            ", ".join(f"{server} {count}" for server, count in failed.items()),
+            not any(failed.values()),
+        ),
         Verdict("client late", f"<= {LATENESS_LIMIT_S} s in every run", f"{late_s:.3f} s", late_s <= LATENESS_LIMIT_S),
         Verdict(
             "newcomers' P99 TTFT",

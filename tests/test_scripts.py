@@ -1,0 +1,89 @@
+"""The Python scripts beside the package: they start, and gpu_check judges what its servers did."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tokenflow_sgl.bench import run, servers
+from tokenflow_sgl.bench.results import RunRecord
+from tokenflow_sgl.core.qoe import StreamRecord
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.mark.parametrize("name", ["bench_decide", "bench_fcfs", "gpu_check"])
+def test_a_script_tells_how_it_is_used(name: str) -> None:
+    answer = subprocess.run([sys.executable, SCRIPTS / name, "--help"], capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert "usage" in answer.stdout
+
+
+def gpu_check() -> ModuleType:
+    loader = SourceFileLoader("gpu_check", str(SCRIPTS / "gpu_check"))
+    spec = importlib.util.spec_from_loader("gpu_check", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def a_run(name: str, *, resumes: int, error: str | None) -> RunRecord:
+    records = tuple(
+        StreamRecord(group, group, 0.0, (0.1, 0.2), 10.0, 2, error) for group in ("background", "newcomers")
+    )
+    ours = name == "tokenflow"
+    return RunRecord(
+        name, 1, 1.0, (record,), 0.0, 0.0, 0.0, parks=4 if ours else None, resumes=resumes if ours else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("resumes", "error", "differ", "status", "failed"),
+    [
+        (4, None, False, 0, []),
+        (3, None, False, 1, ["came back"]),
+        (4, "cut", False, 1, ["complete"]),
+        (4, None, True, 1, ["equals stock's"]),
+    ],
+)
+def test_gpu_check_judges_what_the_servers_did(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    resumes: int,
+    error: str | None,
+    differ: bool,
+    status: int,
+    failed: list[str],
+) -> None:
+    """The two servers are made up here: without a CUDA device nothing else of the script could run."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "made up")
+
+    class Server:
+        def __init__(self, name: str, command: Any, *, url: str, log: Path) -> None:
+            self.url = url + "/" + name
+
+        def wait_ready(self, deadline_s: float) -> None: ...
+        def stop(self) -> None: ...
+
+    def run_all(scenario: Any, targets: Any, **_: Any) -> list[RunRecord]:
+        return [a_run(targets[0].name, resumes=resumes, error=error)]
+
+    monkeypatch.setattr(servers, "ServerProcess", Server)
+    monkeypatch.setattr(run, "run_all", run_all)
+    script = gpu_check()
+    monkeypatch.setattr(script, "greedy", lambda url: [[1, 2 if differ and "tokenflow" in url else 3]])
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "some-model"])
+    assert script.main() == status
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
+    assert len(lines) == len(failed)
+    assert all(any(text in line for line in lines) for text in failed)
