@@ -40,9 +40,7 @@ def a_run(name: str, *, resumes: int, error: str | None) -> RunRecord:
         StreamRecord(group, group, 0.0, (0.1, 0.2), 10.0, 2, error) for group in ("background", "newcomers")
     )
     ours = name == "tokenflow"
-    return RunRecord(
-        name, 1, 1.0, (record,), 0.0, 0.0, 0.0, parks=4 if ours else None, resumes=resumes if ours else None
-    )
+    return RunRecord(name, 1, 1.0, records, 0.0, 0.0, 0.0, parks=4 if ours else None, resumes=resumes if ours else None)
 
 
 @pytest.mark.parametrize(
