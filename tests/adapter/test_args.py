@@ -149,3 +149,11 @@ def test_combination_that_cannot_work_ends_the_launch_before_upstream_resolves_i
 def test_settings_error_ends_the_launch_with_the_flag() -> None:
     with pytest.raises(SystemExit, match="--tokenflow-script"):
         launched("--tokenflow-policy", "scripted")
+
+
+@pytest.mark.parametrize("left", ["j", "j.rank0", "j.dp1.rank0"])
+def test_a_launch_never_writes_over_a_journal(tmp_path: Path, left: str) -> None:
+    args._keep_old_journals(args.TokenflowSettings(journal_path=str(tmp_path / "j")))
+    (tmp_path / left).write_text("what happened")
+    with pytest.raises(SystemExit, match=f"--tokenflow-journal=.*{left} exists"):
+        args._keep_old_journals(args.TokenflowSettings(journal_path=str(tmp_path / "j")))

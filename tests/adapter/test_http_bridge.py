@@ -291,7 +291,8 @@ def test_id_of_the_client_is_kept_and_told() -> None:
 def test_id_that_is_empty_too_long_unprintable_reserved_or_live_is_refused(rid: str) -> None:
     server = Server(live_rids={"live"})
     assert Exchange({"rid": rid}, server=server).error["param"] == "rid"
-    assert Exchange({"rid": ["fine", rid]}, server=server, path=GENERATE).error["param"] == "rid"
+    batch = {"rid": ["fine", rid], "text": ["x", "y"]}
+    assert Exchange(batch, server=server, path=GENERATE).error["param"] == "rid"
 
 
 def test_id_that_begins_like_a_live_one_is_accepted_because_aborts_are_exact() -> None:
@@ -441,3 +442,9 @@ def test_scheduler_reads_what_the_bridge_wrote() -> None:
     assert read(rates.declare(None, stream=True, withheld=True)) == rates.Declared(6.0, "reader", True)
     assert read(rates.declare(None, stream=True, withheld=False)) == rates.Declared(6.0, "reader")
     assert read(rates.declare(8.0, stream=False, withheld=False), stream=False) == rates.Declared(None, "batch")
+
+
+@pytest.mark.parametrize("body", [{"text": "x"}, {"input_ids": [1, 2]}, {"prompt": "x"}, {}])
+def test_a_list_of_ids_for_one_prompt_is_refused_before_the_response_begins(body: dict[str, Any]) -> None:
+    for ids in (["a"], []):
+        assert Exchange({**body, "rid": ids}, path=GENERATE).error["param"] == "rid"

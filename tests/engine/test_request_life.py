@@ -151,3 +151,12 @@ def test_a_higher_priority_never_ends_a_started_stream(results: Results) -> None
     for rid, tokens in found["solo"].items():
         assert found["report"]["streams"][rid]["tokens"] == tokens, rid
     assert_balanced(found["report"])
+
+
+@on("overlap", "normal")
+def test_an_idle_loop_decides_nothing_and_the_first_request_after_it_gets_the_time_it_came(results: Results) -> None:
+    report = results("idle_spell")
+    # What the last request's end came to is still told.
+    assert report["idle_steps"] <= 3
+    assert [t["what"] for t in report["told"]] == ["admit", "finish"]
+    assert all(t["at_s"] > report["ended_s"] for t in report["told"]), report["told"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -21,6 +22,7 @@ from typing import Any
 from ..core.baselines import Scripted
 from ..core.config import PolicyConfig
 
+logger = logging.getLogger(__name__)
 ENV_CONFIG = "TOKENFLOW_CONFIG"
 ENV_ALLOW_UNTESTED = "TOKENFLOW_ALLOW_UNTESTED"
 ALLOW_UNTESTED_FLAG = "--tokenflow-allow-untested"
@@ -213,8 +215,26 @@ def turn_on_host_cache(namespace: argparse.Namespace, settings: TokenflowSetting
     Its write policy, write_through, is upstream's default; a user's other choice is for checks.py to refuse. fcfs
     parks nobody, so the cache stays as the user set it, as in stock.
     """
-    if settings.policy != "fcfs":
+    if settings.policy != "fcfs" and not getattr(namespace, "enable_hierarchical_cache", False):
+        logger.info(
+            "TokenFlow: --enable-hierarchical-cache turned on; --hicache-ratio or --hicache-size sizes host memory"
+        )
         namespace.enable_hierarchical_cache = True
+
+
+def _keep_old_journals(settings: TokenflowSettings) -> None:
+    """A restart, or a second server, must not write over the record of what happened."""
+    if settings.journal_path is None:
+        return
+    path = Path(settings.journal_path)
+    old = [
+        p for p in (path, *path.parent.glob(f"{path.name}.rank*"), *path.parent.glob(f"{path.name}.dp*")) if p.is_file()
+    ]
+    if old:
+        raise SystemExit(
+            f"tokenflow: --tokenflow-journal={settings.journal_path!r}: {old[0]} exists, and a journal is never "
+            "written over. Move it away, or name another file."
+        )
 
 
 def around_from_cli_args(
@@ -231,6 +251,7 @@ def around_from_cli_args(
         settings = settings_from_namespace(namespace)
     except ValueError as error:
         raise SystemExit(f"tokenflow: {error}") from error
+    _keep_old_journals(settings)
     checks.refuse_or_exit(namespace, settings)
     turn_on_host_cache(namespace, settings)
     server_args = original(cls, namespace, *args, **kwargs)

@@ -134,8 +134,17 @@ def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Serv
     rid = body.get("rid")
     if rid is None:
         rid = body["rid"] = uuid.uuid4().hex
+    if isinstance(rid, list) and not _is_batch(body):
+        # Upstream fails on it inside a 200 response.
+        raise BadField("rid", rid, rids.VALID_RID + "; a list only for a list of prompts")
     rids.check_rid(rid, server.live_rids)
     return rid if isinstance(rid, str) else None
+
+
+def _is_batch(body: dict[str, Any]) -> bool:
+    """Whether the request holds several prompts: a list of texts, or a list of lists of token ids."""
+    prompts = next((body[key] for key in ("text", "input_ids", "input_embeds", "prompt") if body.get(key)), None)
+    return isinstance(prompts, list) and isinstance(prompts[0], str | list)
 
 
 def _route(scope: MutableMapping[str, Any]) -> str | None:

@@ -97,6 +97,15 @@ class Ledger:
 
     # ---- what the policy hears
 
+    @property
+    def has_tick(self) -> bool:
+        return self._tick is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything happened since the last drain that a policy must hear of."""
+        return bool(self._events) or self._tick is not None or self._applied not in (None, Applied())
+
     def drain(self) -> list[Event]:
         """Events since the last drain: what the last plan came to, the clock, then what happened.
 

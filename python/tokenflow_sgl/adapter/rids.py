@@ -81,8 +81,8 @@ class _Ended:
 
     async def remember(self) -> None:
         """At the end of the reply: who is live then, under these ids, was cut off."""
-        ids = [self._request.rid] if self._request.is_single else self._request.rid
-        self._owned = {rid: state for rid in ids or () if (state := self._manager.rid_to_state.get(rid)) is not None}
+        ids = self._request.rid if isinstance(self._request.rid, list) else [self._request.rid]
+        self._owned = {rid: state for rid in ids if (state := self._manager.rid_to_state.get(rid)) is not None}
 
     @property
     def rid(self) -> list[str]:

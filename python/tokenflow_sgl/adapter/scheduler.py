@@ -63,6 +63,7 @@ class TokenFlowScheduler(Scheduler):
         self._plan_prefill_tokens: int | None = None
         self._last_tick_s: float | None = None
         self._steps = 0
+        self._idle = True
         logger.info("TokenFlow scheduler in force: policy %s", self.tokenflow_settings.policy)
 
     def _open_journal(self, header: dict[str, Any]) -> Journal | None:
@@ -179,6 +180,18 @@ class TokenFlowScheduler(Scheduler):
 
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
         executor = self.executor
+        if self._has_nothing_to_decide(running_batch, last_batch):
+            if not self._idle and self.tokenflow_metrics is not None:
+                state_report.update_metrics(self)
+            self._idle = True
+            return super().get_next_batch_to_run(running_batch, last_batch)
+        woke, self._idle = self._idle, False
+        if woke and not self.ledger.has_tick:
+            # The clock stood still meanwhile: who came first is let in one step later, with the time it came.
+            executor.admission.set((), 0, None)
+            result = super().get_next_batch_to_run(running_batch, last_batch)
+            self._applied(result.batch_to_run)
+            return result
         executor.running_batch, executor.last_batch = running_batch, last_batch
         plan = drive_step(self.tokenflow_policy, executor, self.ledger.drain(), self._recorder)
         self._plan_prefill_tokens = plan.prefill_tokens
@@ -189,6 +202,11 @@ class TokenFlowScheduler(Scheduler):
         if self.tokenflow_metrics is not None and self._steps % _METRICS_EVERY == 0:
             state_report.update_metrics(self)
         return result
+
+    def _has_nothing_to_decide(self, running_batch: Any, last_batch: Any) -> bool:
+        """An idle server loops without pause; journaled, its empty steps would fill a disk."""
+        live = running_batch.reqs or last_batch is not None or self.waiting_queue or self.chunked_req is not None
+        return not (live or self.grammar_manager.grammar_queue or self.ledger.has_news)
 
     def _should_defer_prefill(self, running_batch: Any) -> bool:
         if self._plan_prefill_tokens == 0 and running_batch.reqs:

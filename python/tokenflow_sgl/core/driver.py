@@ -70,7 +70,9 @@ def check_plan(view: EngineView, plan: Plan) -> list[str]:
     taken = sum(by_rid[rid].takes_tokens for rid in plan.admit or ())
     # The prefill of a prompt larger than one chunk spreads over steps; the engine admits in order and stops where
     # memory ends, so naming one request more than fits is a promise the engine cannot keep.
-    alone = view.running == 0 and len(plan.admit or ()) == 1  # an empty engine tries whoever is first
+    # An empty engine tries whoever is first. `view.running` still counts who ended in this very step.
+    empty = not any(r.phase in (Phase.RUNNING, Phase.PREFILL) for r in view.requests())
+    alone = empty and len(plan.admit or ()) == 1
     if plan.admit and not alone and taken > view.device_free_tokens + freed:
         problems.append(f"admits {taken} tokens into {view.device_free_tokens} free + {freed} freed")
     return problems

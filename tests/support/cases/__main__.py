@@ -52,6 +52,7 @@ _BOTH_LOOPS = (
     prefixes.takes,
     lifecycle.abort_by_exact_id,
     lifecycle.abort_all,
+    lifecycle.idle_spell,
     lifecycle.parks_during_a_chunked_prompt,
     lifecycle.upstream_retractions_beside_ours,
     queueing.long_wait,

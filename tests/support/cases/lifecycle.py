@@ -128,3 +128,15 @@ def shutdown_with_parked_streams(engine: Engine) -> dict[str, Any]:
     # Raises TimeoutError if the loop goes on.
     engine.run(lambda e: False, max_iterations=20, max_s=20.0)
     return {"iterations": engine.iterations - before}
+
+
+def idle_spell(engine: Engine) -> dict[str, Any]:
+    """Two requests with 500 idle iterations between them."""
+    scheduler = engine.scheduler
+    play(engine, [ask("before", 20, 8)])
+    first, iteration = scheduler._steps, engine.iterations
+    engine.run(lambda e: e.iterations >= iteration + 500, max_iterations=1000)
+    steps, ended = scheduler._steps - first, scheduler.ledger.transitions[-1]
+    report = play(engine, [ask("after", 20, 8)])
+    told = [t for t in scheduler.ledger.transitions if t["seq"] > ended["seq"]]
+    return {**report, "idle_steps": steps, "ended_s": ended["at_s"], "told": told}

@@ -48,9 +48,9 @@ class Rotation:
 
 
 def _waves() -> list[Arrival]:
-    """24 short requests in waves of four, twelve tokens of the first stream apart."""
+    """30 short requests in waves of five, one more than may queue, twelve tokens of the first stream apart."""
     return [
-        (has("l0", 30 + 12 * wave), [ask(f"n{wave}-{i}", 20, 30) for i in range(4)]) for wave in range(6)
+        (has("l0", 30 + 12 * wave), [ask(f"n{wave}-{i}", 20, 30) for i in range(5)]) for wave in range(6)
     ]  # fmt: skip
 
 
