@@ -12,10 +12,9 @@ import pytest
 from tokenflow_sgl.bench.answer_length import AnswerLength, request_fields
 
 EOS, VOCABULARY, PROMPT = 2, 8, 5
-LOWEST = -np.inf
 
 
-def row(committed, answer_tokens=3, **more):
+def row(committed, answer_tokens=3):
     """What SGLang hands over for a request whose KV has `committed` tokens when the next token is sampled."""
     req = SimpleNamespace(
         kv=SimpleNamespace(kv_committed_len=committed),
@@ -23,7 +22,7 @@ def row(committed, answer_tokens=3, **more):
         eos_token_ids={EOS},
         tokenizer=None,
     )
-    return {"answer_tokens": answer_tokens, "__req__": req, **more}
+    return {"answer_tokens": answer_tokens, "__req__": req}
 
 
 def sampled(*rows):

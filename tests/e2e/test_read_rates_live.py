@@ -169,8 +169,10 @@ def test_every_bad_body_value_is_refused_with_its_name_its_value_and_what_is_val
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_bad_values_are_refused_for_requests_that_are_not_streamed_too(server: Server, route: str) -> None:
-    refusal(server, route, body(route, tokens=1, stream=False), {HEADER: "0"})
-    refusal(server, route, body(route, tokens=1, stream=False, tokenflow={"read_rate": -3}))
+    error = refusal(server, route, body(route, tokens=1, stream=False), {HEADER: "0"})
+    assert error["param"] == HEADER.lower() and "0" in error["message"]
+    error = refusal(server, route, body(route, tokens=1, stream=False, tokenflow={"read_rate": -3}))
+    assert error["param"] == "tokenflow.read_rate" and "-3" in error["message"]
 
 
 @pytest.mark.parametrize("route", ROUTES)
