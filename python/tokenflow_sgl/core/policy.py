@@ -13,7 +13,7 @@ from typing import Any
 from .config import PolicyConfig
 from .cost import CostBelief
 from .paging import Publisher
-from .preempt import Candidate, Selection, Victim, relieve, select
+from .preempt import STEPS_AHEAD, Candidate, Selection, Victim, opens_tokens, relieve, select, whole_pages
 from .priority import PRIORITIES
 from .streams import Stream, Streams
 from .types import (
@@ -25,7 +25,6 @@ from .types import (
     Finished,
     Phase,
     Plan,
-    ReaderClass,
     Reported,
     RequestView,
     Rid,
@@ -34,7 +33,6 @@ from .types import (
 )
 
 _NEARLY_DONE_TOKENS = 8
-_STEPS_AHEAD = 3  # the step under way, whose memory may be taken already, the next one, and one to spare
 _REFUSAL_PAUSE_S = 0.25  # an admission the engine could not keep is not tried again at once: it would block the rest
 
 
@@ -106,7 +104,7 @@ class TokenFlowPolicy:
     def plan(self, view: EngineView) -> Plan:
         publish = self.publisher.due(self.streams, view)
         # What running streams can take at most in the next steps: with that much free, nobody need be looked at.
-        ample = view.device_free_tokens >= _ceil(_STEPS_AHEAD, view.page_tokens) * view.running
+        ample = view.device_free_tokens >= whole_pages(STEPS_AHEAD, view.page_tokens) * view.running
         if view.waiting == 0 and view.promised_tokens == 0 and ample:
             return Plan(publish=publish)
         return self._decide(view, publish)
@@ -118,7 +116,7 @@ class TokenFlowPolicy:
         by_phase = {Phase.RUNNING: running, Phase.PREFILL: prefilling}
         for r in view.requests():
             by_phase.get(r.phase, waiting).append(r)
-        shortage = _opens_tokens([*running, *prefilling], view.page_tokens) + view.promised_tokens
+        shortage = opens_tokens([*running, *prefilling], view.page_tokens) + view.promised_tokens
         shortage -= view.device_free_tokens
         growth = self.config.growth_tokens
         active = len(running) + len(prefilling)
@@ -306,39 +304,4 @@ class TokenFlowPolicy:
 
     def snapshot(self, now_s: float) -> list[Mapping[str, Any]]:
         """Each stream's buffer, for the state route and metrics. Tokens of the last few steps may be missing."""
-        rows: list[Mapping[str, Any]] = []
-        for s in self.streams:
-            reader = s.reader if s.buffer is not None or s.reader is not ReaderClass.READER else ReaderClass.BATCH
-            row: dict[str, Any] = {
-                "id": s.rid,
-                "class": reader.value,
-                "generated_tokens": s.output_tokens,
-                "consumed_tokens": None,
-                "buffer_tokens": None,
-                "slack_s": None,
-                "read_rate_tok_s": s.read_rate_tok_s,
-                "parks": s.parks,
-            }
-            if s.buffer is not None:
-                row["consumed_tokens"] = s.buffer.consumed_tokens(now_s)
-                row["buffer_tokens"] = s.buffer.buffer_tokens(now_s)
-                row["slack_s"] = s.buffer.slack_s(now_s)
-            rows.append(row)
-        return rows
-
-
-def _opens_tokens(active: Sequence[RequestView], page_tokens: int) -> int:
-    """Memory that pages opened in the next steps take: with less free, the engine retracts somebody and forgets its KV.
-
-    Taking a page for every stream, each step, would keep a pool of long streams from ever being full.
-    """
-    tokens = 0
-    for r in active:
-        written = r.context_tokens - 1  # the KV of the newest token is written by the step that reads it
-        tokens += _ceil(written + _STEPS_AHEAD, page_tokens) - _ceil(written, page_tokens)
-    return tokens
-
-
-def _ceil(tokens: int, page_tokens: int) -> int:
-    """Tokens of the pages that hold so many."""
-    return -(-tokens // page_tokens) * page_tokens
+        return [stream.row(now_s) for stream in self.streams]

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .types import Rid
+from .types import RequestView, Rid
+
+STEPS_AHEAD = 3  # the step under way, whose memory may be taken already, the next one, and one to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +119,20 @@ def relieve(victims: Sequence[Victim], *, shortage_tokens: int) -> tuple[Rid, ..
             park.append(v.rid)
             shortage_tokens -= v.frees_tokens
     return tuple(park)
+
+
+def opens_tokens(active: Sequence[RequestView], page_tokens: int) -> int:
+    """Memory that pages opened in the next steps take: with less free, the engine retracts somebody and forgets its KV.
+
+    Taking a page for every stream, each step, would keep a pool of long streams from ever being full.
+    """
+    tokens = 0
+    for r in active:
+        written = r.context_tokens - 1  # the KV of the newest token is written by the step that reads it
+        tokens += whole_pages(written + STEPS_AHEAD, page_tokens) - whole_pages(written, page_tokens)
+    return tokens
+
+
+def whole_pages(tokens: int, page_tokens: int) -> int:
+    """Tokens of the pages that hold so many."""
+    return -(-tokens // page_tokens) * page_tokens

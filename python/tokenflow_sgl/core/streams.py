@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .buffers import ClientBuffer
 from .types import Arrived, Emitted, ReaderClass, Rid
@@ -39,6 +40,21 @@ class Stream:
     def wait_s(self, now_s: float) -> float:
         """Seconds since it last ran; 0 while it runs."""
         return 0.0 if self.running else max(0.0, now_s - self.away_since_s)
+
+    def row(self, now_s: float) -> dict[str, Any]:
+        """Its buffer as the state route and the metrics show it: tokens, seconds, tok/s; None where nobody reads."""
+        reader = ReaderClass.BATCH if self.reader is ReaderClass.READER and self.buffer is None else self.reader
+        buffer = self.buffer
+        return {
+            "id": self.rid,
+            "class": reader.value,
+            "generated_tokens": self.output_tokens,
+            "consumed_tokens": None if buffer is None else buffer.consumed_tokens(now_s),
+            "buffer_tokens": None if buffer is None else buffer.buffer_tokens(now_s),
+            "slack_s": None if buffer is None else buffer.slack_s(now_s),
+            "read_rate_tok_s": self.read_rate_tok_s,
+            "parks": self.parks,
+        }
 
 
 class Streams:
