@@ -75,6 +75,25 @@ class PolicyConfig:
         8, "steps", 0, 1000,
         "decode steps that may go before the next prefill chunk while a reader is about to run dry",
     )  # fmt: skip
+    copies: str = _setting(
+        "ahead", "", None, None,
+        "when KV is copied to the host: `ahead` in the background while a stream runs; `at_park` when it is parked; "
+        "`none` never, what leaves the device is computed again",
+        choices=("ahead", "at_park", "none"),
+    )  # fmt: skip
+    loads: str = _setting(
+        "ahead", "", None, None,
+        "when KV comes back: `ahead` of admission, beside the forwards of others; `at_admission` in the step the "
+        "request comes in, whose forward waits for it",
+        choices=("ahead", "at_admission"),
+    )  # fmt: skip
+    forecast_s: float = _setting(
+        4.0, "s", 0.0, 3600.0, "how far ahead page demand is forecast; 0 = no forecast, publish by free memory alone"
+    )
+    copy_deadline_s: float = _setting(
+        2.0, "s", 0.01, 3600.0,
+        "a copy still open after this long is given up, whatever it was for is computed again",
+    )  # fmt: skip
     publish_interval_tokens: int = _setting(
         96, "tokens", 1, 100_000, "tokens a running stream grows before its KV is published again"
     )

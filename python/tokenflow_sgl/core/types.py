@@ -21,6 +21,7 @@ class Phase(Enum):
     PREFILL = "prefill"  # part of its context computed, first token not out
     RUNNING = "running"  # decodes every step
     PARKED = "parked"  # published pages in the tree, on device or host; the unpublished tail dropped
+    LOADING = "loading"  # its pages are on their way back from the host: not admissible yet
 
 
 class ReaderClass(Enum):
@@ -39,10 +40,12 @@ class RequestView:
     phase: Phase
     context_tokens: int  # KV it needs in order to decode
     published_tokens: int  # of these, in the radix tree; the rest is the tail
-    copying_tokens: int  # of these, copies still open; 0 = parking frees at once
+    copying_tokens: int  # of these, copies to the host still open; 0 = parking frees at once
+    backed_tokens: int  # of these, on the host with no copy open: not lost when the device evicts them
     frees_tokens: int  # usable in this very step if parked now: unshared, no open copy on its path, plus the tail
     cached_tokens: int  # device hit if admitted now (waiting, parked)
-    host_hit_tokens: int  # host hit beyond it: costs a copy, not a prefill
+    host_hit_tokens: int  # host hit beyond it: costs a copy, not a prefill; 0 while the host tier cannot be trusted
+    held_tokens: int  # of the device hit, loaded back for it and kept until it comes in
     takes_tokens: int  # free tokens its admission takes: context less what running streams hold of its prefix
     output_tokens: int
     max_output_tokens: int  # the limit given; the true length is never shown to a policy
@@ -62,7 +65,11 @@ class EngineView:
     running: int
     device_free_tokens: int  # free or evictable at once
     device_total_tokens: int
-    host_free_tokens: int
+    host_free_tokens: int  # free, or held by finished prefixes, which go first
+    host_total_tokens: int
+    host_ok: bool  # False after failures in a row: no copy in either direction until it is tried again
+    storing_tokens: int  # of copies to the host that are open
+    load_slots: int  # shared transfers back that may start now; 0 = wait
     max_running: int
     page_tokens: int
     promised_tokens: int  # what prompts under way still have to compute, and will take
@@ -123,13 +130,16 @@ class Tick:
     """Rank 0's clock and timings, and the only event that carries time: what happened since the tick before is
     taken to have happened at this one. Without it clocks and learned costs would differ between ranks.
 
-    `last_step_s` is the time since the tick before, None after an idle spell.
-    `copies_s` holds (tokens, seconds) of copies that finished since the tick before.
+    `last_step_s` is the time since the tick before, None after an idle spell. The others hold (tokens, seconds) of
+    what finished since the tick before: copies to the host, copies back, and calls of publish on the engine's own
+    thread, whose cost grows with the stream's whole context and not with what is new.
     """
 
     now_s: float
     last_step_s: float | None = None
-    copies_s: tuple[tuple[int, float], ...] = ()
+    stores_s: tuple[tuple[int, float], ...] = ()
+    loads_s: tuple[tuple[int, float], ...] = ()
+    publishes_s: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,8 @@ class Applied:
     parked: tuple[Rid, ...] = ()  # also those that the engine itself retracted
     published: tuple[tuple[Rid, int], ...] = ()  # (rid, up to token); 0 = refused
     refused: tuple[Rid, ...] = ()  # admissions that did not fit
+    loaded: tuple[tuple[Rid, int], ...] = ()  # (rid, tokens): back on the device and held for it
+    unloaded: tuple[Rid, ...] = ()  # loads that failed, came too late, or could not start: recompute
     prefill_tokens: int = 0
     decoding: int = 0
 
@@ -157,6 +169,7 @@ class Plan:
 
     park: tuple[Rid, ...] = ()
     publish: tuple[tuple[Rid, int], ...] = ()  # (rid, up to token): insert in the tree, which starts the copy
+    load: tuple[Rid, ...] = ()  # copy back ahead of admission, all in one transfer
     admit: tuple[Rid, ...] | None = (
         None  # new and returning, in ONE order; who is not named is held. None = the engine's own
     )
@@ -181,5 +194,7 @@ class Executor(Protocol):
     def park(self, rid: Rid) -> bool: ...
 
     def publish(self, rid: Rid, up_to: int) -> int: ...
+
+    def load(self, rids: Sequence[Rid]) -> Sequence[Rid]: ...  # those that started
 
     def admit(self, order: Sequence[Rid] | None, *, reserve_tokens: int | None, prefill_tokens: int | None) -> None: ...
