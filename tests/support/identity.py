@@ -109,7 +109,7 @@ def main(config: str, out: Path) -> None:
     flags = ["--page-size", str(PAGE[config]), "--max-total-tokens", "8192", "--chunked-prefill-size", "128"]
     if config.startswith("normal"):
         flags.append("--disable-overlap-schedule")
-    engine = Engine(flags, {"policy": "fcfs", "check_plans": True})
+    engine = Engine(flags, {"check_plans": True})
     scheduler = engine.scheduler
     results: dict[str, Any] = {"overlap": bool(scheduler.enable_overlap)}
 

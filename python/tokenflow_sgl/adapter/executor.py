@@ -6,6 +6,7 @@ Owns verbs and views; decides nothing. Invariant: a verb that refuses leaves eve
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from ..core.types import EngineView, Phase, RequestView, Rid
 from . import state_report
 from .admission import Admission
+from .kv import HostTier
 from .ledger import Ledger
 from .request_state import parkable_now
 
@@ -24,19 +26,22 @@ _PROBE_EVERY = 32  # forward steps after which a waiting request's prefix is loo
 class SglangExecutor:
     """Views and verbs over one Scheduler. `running_batch` is lent for the duration of a step."""
 
-    def __init__(self, scheduler: Any, ledger: Ledger) -> None:
+    def __init__(self, scheduler: Any, ledger: Ledger, tier: HostTier | None) -> None:
+        """Without a `tier` nobody is parked, and the host cache, if any, is upstream's alone."""
         self.scheduler = scheduler
         self.ledger = ledger
+        self.tier = tier
         self.admission = Admission()
         self.running_batch: Any = None
         self.last_batch: Any = None
         self.members = 0  # changes whenever somebody takes or leaves memory: who shares pages may have changed
+        self.publishes_s: list[tuple[int, float]] = []  # (context tokens, seconds) of each call, for the next tick
         self._open_copies: frozenset[Any] = frozenset()
 
     # ---- views
 
     def view(self) -> EngineView:
-        s = self.scheduler
+        s, tier = self.scheduler, self.tier
         running = len(self.running_batch.reqs)
         return EngineView(
             now_s=self.ledger.now_s,
@@ -44,16 +49,16 @@ class SglangExecutor:
             running=running,
             device_free_tokens=s.token_to_kv_pool_allocator.available_size() + s.tree_cache.evictable_size(),
             device_total_tokens=s.max_total_num_tokens,
-            host_free_tokens=self.host_free_tokens(),
+            host_free_tokens=0 if tier is None else tier.free_tokens,
+            host_total_tokens=0 if tier is None else tier.total_tokens,
+            host_ok=tier is None or tier.ok,
+            storing_tokens=0 if tier is None else tier.storing_tokens,
+            load_slots=0 if tier is None else tier.load_slots,
             max_running=running + max(0, s.get_num_allocatable_reqs(running, running_batch=self.running_batch)),
             page_tokens=s.page_size,
             promised_tokens=0 if s.chunked_req is None else self._left(s.chunked_req),
             build=self._requests,
         )
-
-    def host_free_tokens(self) -> int:
-        controller = self.scheduler.tree_cache.cache_controller
-        return 0 if controller is None else int(controller.mem_pool_host.available_size())
 
     def _requests(self) -> list[RequestView]:
         s = self.scheduler
@@ -76,15 +81,18 @@ class SglangExecutor:
 
     def _running(self, req: Any) -> RequestView:
         context = len(req.origin_input_ids) + len(req.output_ids)
+        backed, copying = (0, 0) if self.tier is None else self.tier.backed_tokens(req)
         return RequestView(
             rid=req.rid,
             phase=Phase.RUNNING,
             context_tokens=context,
             published_tokens=req.kv.cache_protected_len,
-            copying_tokens=0,
+            copying_tokens=copying,
+            backed_tokens=backed,
             frees_tokens=self._frees(req),
             cached_tokens=0,
             host_hit_tokens=0,
+            held_tokens=0,
             takes_tokens=0,
             output_tokens=len(req.output_ids),
             max_output_tokens=req.sampling_params.max_new_tokens,
@@ -101,9 +109,11 @@ class SglangExecutor:
             context_tokens=context,
             published_tokens=req.kv.cache_protected_len,
             copying_tokens=0,
+            backed_tokens=0,
             frees_tokens=0,
             cached_tokens=0,
             host_hit_tokens=0,
+            held_tokens=0,
             takes_tokens=left,
             output_tokens=len(req.output_ids),
             max_output_tokens=req.sampling_params.max_new_tokens,
@@ -112,19 +122,23 @@ class SglangExecutor:
         )
 
     def _waiting(self, req: Any) -> RequestView:
-        state = req.tokenflow
+        state, tier = req.tokenflow, self.tier
         if state.probe_ct < 0 or self.scheduler.forward_ct - state.probe_ct >= _PROBE_EVERY:
             self._probe(req)
+        loading = 0 if tier is None else tier.loading_tokens(req)
+        usable = tier is not None and tier.ok and not state.recompute and not loading
         return RequestView(
             rid=req.rid,
-            phase=Phase.PARKED if req.output_ids else Phase.WAITING,
+            phase=Phase.LOADING if loading else Phase.PARKED if req.output_ids else Phase.WAITING,
             context_tokens=len(req.origin_input_ids) + len(req.output_ids),
             published_tokens=state.cached_tokens + state.host_hit_tokens,
             copying_tokens=0,
+            backed_tokens=state.host_hit_tokens,
             frees_tokens=0,
             cached_tokens=state.cached_tokens,
-            host_hit_tokens=state.host_hit_tokens,
-            takes_tokens=state.takes_tokens,
+            host_hit_tokens=state.host_hit_tokens if usable else 0,
+            held_tokens=0 if tier is None else tier.held_tokens(req),
+            takes_tokens=state.takes_tokens - loading,
             output_tokens=len(req.output_ids),
             max_output_tokens=req.sampling_params.max_new_tokens,
             preemptible=False,
@@ -181,10 +195,7 @@ class SglangExecutor:
         return next((r for r in self.running_batch.reqs if r.rid == rid), None)
 
     def park(self, rid: Rid) -> bool:
-        """Give the stream's memory back and keep its published KV; the tail is dropped.
-
-        Publishing the tail here would pin every page of the stream until that one small copy is done.
-        """
+        """Give the stream's memory back and keep its published KV; the tail is dropped."""
         req = self._running_req(rid)
         if req is None or not req.output_ids or not (req.tokenflow.parkable and parkable_now(req)):
             return False
@@ -192,7 +203,7 @@ class SglangExecutor:
         kept_tokens = req.kv.cache_protected_len
         slack_s = state_report.slack_s(s, rid)
         keep = [i for i, r in enumerate(batch.reqs) if r is not req]
-        release_kv_cache(req, s.tree_cache, checkpoint=False)
+        self._leave(req)
         req.reset_for_retract()  # marks it retracted, which makes the result processors drop its token in flight
         if req.return_logprob and req.logprob_start_len >= len(req.origin_input_ids):
             # Else the prefix match ends at the prompt and the whole output is computed again.
@@ -208,11 +219,30 @@ class SglangExecutor:
         logger.debug("park %s: %d of %d tokens kept", rid, kept_tokens, len(req.origin_input_ids) + len(req.output_ids))
         return True
 
+    def _leave(self, req: Any) -> None:
+        """Publishing the tail here would pin every page of the stream until that one small copy is done; only where
+        nothing was copied before (`copies` is `at_park`) is there no other way."""
+        s, tier = self.scheduler, self.tier
+        if tier is None:
+            release_kv_cache(req, s.tree_cache, checkpoint=False)
+            return
+        counters = self.ledger.counters
+        counters["parked_pages"] += req.kv.kv_committed_len // s.page_size
+        counters["parked_pages_on_host"] += tier.backed_tokens(req)[0] // s.page_size
+        tier.pin(req)
+        at_park = tier.config.copies == "at_park" and tier.ok
+        if at_park:
+            tier.store_on_insert(True)
+        release_kv_cache(req, s.tree_cache, checkpoint=at_park)
+        if at_park:
+            tier.store_on_insert(False)
+
     def left(self, req: Any) -> None:
         """`req` went back to the waiting queue, by our park or by upstream's own retraction."""
         self.members += 1
         req.tokenflow.probe_ct = -1
         req.tokenflow.admitted = False
+        req.tokenflow.backed_tokens = 0
         self.ledger.parked.append(req.rid)
 
     def publish(self, rid: Rid, up_to: int) -> int:
@@ -232,9 +262,19 @@ class SglangExecutor:
         if up_to // self.scheduler.page_size * self.scheduler.page_size <= req.kv.cache_protected_len:
             return 0
         before = req.kv.cache_protected_len
+        began_s = time.perf_counter()
         self.scheduler.tree_cache.checkpoint(req, up_to=up_to)
+        self.publishes_s.append((up_to, time.perf_counter() - began_s))
         self.ledger.counters["published_tokens"] += req.kv.cache_protected_len - before
         return up_to
+
+    def load(self, rids: Sequence[Rid]) -> Sequence[Rid]:
+        """Start copying back what these have on the host, in one transfer; nobody waits for it."""
+        waiting = {r.rid: r for r in self.scheduler.waiting_queue}
+        reqs = [waiting[rid] for rid in rids if rid in waiting and not waiting[rid].tokenflow.recompute]
+        if self.tier is None or self.tier.load_slots == 0:
+            return ()
+        return [r.rid for r in self.tier.load(reqs, self._probe)]
 
     def admit(self, order: Sequence[Rid] | None, *, reserve_tokens: int | None, prefill_tokens: int | None) -> None:
         self.admission.set(order, reserve_tokens, prefill_tokens)

@@ -58,6 +58,8 @@ _IO = "sglang.srt.managers.io_struct"
 _HTTP = "sglang.srt.entrypoints.http_server"
 _BATCH = "sglang.srt.managers.schedule_batch"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _PARTS = "sglang.srt.managers.scheduler_components"
 _STREAMER = f"{_PARTS}.output_streamer.SchedulerOutputStreamer"
@@ -101,6 +103,8 @@ USES: tuple[Use, ...] = (
         "process_batch_result(batch, result)",
         "on_idle",
         "get_internal_state(recv_req)",
+        "is_fully_idle",
+        "flush_cache",
     ),
     *_rows(
         FIELD,
@@ -170,6 +174,31 @@ USES: tuple[Use, ...] = (
         "stream",
         "to_finish",
     ),
+    # kv.py
+    *_rows(CALL, _CONTROLLER, "start_writing", "load(host_indices, node_id)"),
+    *_rows(FIELD, _CONTROLLER, "ack_load_queue", "ack_write_queue", "layer_done_counter", "write_queue"),
+    *_rows(FIELD, "sglang.srt.managers.cache_controller.LayerDoneCounter", "num_counters"),
+    *_rows(FIELD, "sglang.srt.managers.cache_controller.HiCacheAck", "finish_event", "node_ids", "start_event"),
+    *_rows(FIELD, "sglang.srt.managers.cache_controller.HiCacheAck", "timing_enabled"),
+    *_rows(CALL, "sglang.srt.managers.cache_controller", "CacheOperation(host_indices, device_indices, node_id)"),
+    *_rows(CALL, _TREE, "check_hicache_events", "evict_for_alloc(params)", "is_backuped(node_id)"),
+    *_rows(CALL, _TREE, "inc_host_lock_ref(node_id)", "dec_host_lock_ref(node_id, params)"),
+    *_rows(CALL, _TREE, "inc_lock_ref(node_id)", "dec_lock_ref(node_id, params)", "ready_to_load_host_cache"),
+    *_rows(CALL, _TREE, "is_load_back_event_done(consumer_index)"),
+    *_rows(CALL, _TREE, "_all_reduce(data)", "_apply_cache_actions(actions)", "_finish_write_through_ack(ack_id)"),
+    *_rows(FIELD, _TREE, "load_back_threshold", "ongoing_load_back", "req_to_token_pool", "tree_core"),
+    *_rows(FIELD, _TREE, "write_through_threshold"),
+    *_rows(CALL, "sglang.srt.mem_cache.unified_radix_cache", "_OngoingLoadBack", "_OngoingWriteThrough"),
+    *_rows(
+        CALL, _CORE, "build_load_back_spec(node_id)", "commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)"
+    ),
+    *_rows(CALL, _CORE, "finish_load_back(anchor_node_id)"),
+    *_rows(FIELD, "sglang.srt.mem_cache.pool_host.group.HostPoolGroup", "anchor_entry", "logical_size", "size"),
+    *_rows(FIELD, "sglang.srt.mem_cache.pool_host.base.HostKVCache", "logical_size", "page_num"),
+    *_rows(CALL, "sglang.srt.mem_cache.pool_host.base.HostKVCache", "clear"),
+    *_rows(FIELD, f"{_BATCH}.Req", "best_match_node"),
+    *_rows(FIELD, f"{_BATCH}.ReqKvInfo", "req_pool_idx"),
+    *_rows(FIELD, f"{_BATCH}.ScheduleBatch", "hicache_consumer_index"),
     # admission.py
     *_rows(OVERRIDE, "sglang.srt.managers.schedule_policy.SchedulePolicy", "calc_priority(waiting_queue)"),
     *_rows(

@@ -29,9 +29,12 @@ class TickReq(BaseReq, kw_only=True):
     """Rank 0's clock. Every rank decides by it; a clock per rank makes the ranks' batches differ and the server dies.
 
     now_s: rank 0's monotonic clock. last_step_s: seconds since the tick before, None after an idle spell.
-    copies_s: (tokens, seconds) of host copies that finished since the tick before.
+    stores_s, loads_s, publishes_s: (tokens, seconds) of copies to the host, copies back and publish calls that finished
+    since the tick before.
     """
 
     now_s: float = 0.0
     last_step_s: float | None = None
-    copies_s: tuple[tuple[int, float], ...] = ()
+    stores_s: tuple[tuple[int, float], ...] = ()
+    loads_s: tuple[tuple[int, float], ...] = ()
+    publishes_s: tuple[tuple[int, float], ...] = ()

@@ -21,7 +21,16 @@ _COUNTERS = {
     "late_returns": "Returns whose reader had run dry by then.",
     "reprefilled_tokens": "Tokens computed again because a parked stream's tail was dropped or its KV was lost.",
     "published_tokens": "Tokens of running streams inserted in the radix tree, which starts their host copy.",
-    "loaded_tokens": "Tokens loaded from host memory at an admission or a return.",
+    "stored_tokens": "Tokens whose copy to host memory was started, of prompts and of running streams.",
+    "loaded_tokens": "Tokens loaded from host memory, ahead of an admission or a return or in it.",
+    "loads": "Loads from host memory started ahead of an admission or a return.",
+    "loads_given_up": "Loads that came to nothing: failed, overdue, or on bad pages. Each costs its stream a recompute.",
+    "loads_failed": "Loads that failed or were overdue.",
+    "stores_failed": "Copies to host memory that failed or were overdue.",
+    "copies_overdue": "Copies, either way, given up after --tokenflow-copy-deadline.",
+    "copy_waits": "Forwards that had to wait for a copy when they were launched.",
+    "parked_pages": "Whole pages of context that streams had when they were parked.",
+    "parked_pages_on_host": "Of these, on the host by then.",
     "aborts": "Live requests ended by an abort: their client went away, or somebody asked for it.",
 }
 _SLACK_BUCKETS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -65,6 +74,19 @@ class SchedulerMetrics:
                 ("device_free_tokens", "Tokens of it that are free or can be evicted at once."),
                 ("host_total_tokens", "Tokens the host KV pool holds."),
                 ("host_free_tokens", "Tokens of it that are free."),
+                ("host_degraded", "1 while the host tier is not trusted, after failures in a row."),
+                ("storing_tokens", "Tokens of copies to the host that are open."),
+                ("loading_tokens", "Tokens of copies from the host that are open."),
+            )
+        }
+        self._forecast = {
+            key: gauge(f"forecast_{key}", text)
+            for key, text in (
+                ("arrivals_per_s", "Expected arrivals per second."),
+                ("demand_tokens", "Device tokens expected to be demanded within --tokenflow-forecast."),
+                ("error_ratio", "Mean absolute error of past forecasts over what was demanded."),
+                ("bias_ratio", "Mean signed error of past forecasts over what was demanded; above 0 = too much."),
+                ("publishing", "What it comes to: 0 rests, 1 publishes at its pace, 2 publishes all it can."),
             )
         }
         # Last, when all the others exist: a dashboard that sees it may rely on them.
@@ -77,6 +99,7 @@ class SchedulerMetrics:
         memory: Mapping[str, int],
         counters: Mapping[str, int],
         slack_at_park_s: Iterable[float] = (),
+        forecast: Mapping[str, float] | None = None,
     ) -> None:
         """Set everything. `streams` are the rows of the state route, `counters` cumulative; call it every few steps.
 
@@ -96,5 +119,7 @@ class SchedulerMetrics:
         for name, counter in self._counters.items():
             counter.inc(counters[name] - self._seen[name])
             self._seen[name] = counters[name]
+        for key, metric in self._forecast.items() if forecast is not None else ():
+            metric.set(forecast[key])
         for slack_s in slack_at_park_s:
             self._slack.observe(slack_s)

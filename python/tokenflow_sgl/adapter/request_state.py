@@ -27,6 +27,8 @@ class RequestState:
     cached_tokens: int = 0
     host_hit_tokens: int = 0
     takes_tokens: int = 0
+    recompute: bool = False  # what it has on the host failed or came too late: not loaded before it came in
+    backed_tokens: int = 0  # of what it published since it last came in, on the host
     frees_key: tuple[int, int, int] | None = None
     frees_tokens: int = 0
 

@@ -26,6 +26,7 @@ from . import checks, penalties, state_report
 from .admission import PlannedOrder, adder_class
 from .args import settings_of
 from .executor import SglangExecutor
+from .kv import HostTier
 from .ledger import Ledger
 from .messages import TickReq, state_since
 from .metrics import SchedulerMetrics
@@ -52,8 +53,9 @@ class TokenFlowScheduler(Scheduler):
         # this limit and answers 400.
         self.max_req_input_len = min(self.max_req_input_len, self.max_total_num_tokens - self.page_size - 1)
         self.ledger = Ledger()
-        self.executor = SglangExecutor(self, self.ledger)
         settings = self.tokenflow_settings
+        self.host_tier = None if settings.policy == "fcfs" else HostTier(self, self.ledger, settings.config)
+        self.executor = SglangExecutor(self, self.ledger, self.host_tier)
         script = settings.script() if settings.script_path is not None else None
         self.tokenflow_policy = make_policy(settings.policy, settings.config, script)
         self.tokenflow_metrics: SchedulerMetrics | None = None
@@ -110,18 +112,24 @@ class TokenFlowScheduler(Scheduler):
             # A started stream waits because we parked it: its answer must not be cut for that.
             started = {r.rid for r in self.waiting_queue if r.output_ids}
             aborts = [a for a in aborts if a.rid not in started]
-        busy = self.last_batch is not None
-        if busy or self.waiting_queue or self.running_batch.reqs:
+        busy, tier = self.last_batch is not None, self.host_tier
+        # Copies have deadlines, also on an engine that serves nobody.
+        if busy or self.waiting_queue or self.running_batch.reqs or (tier is not None and tier.busy):
             now_s = time.monotonic()
             step_s = now_s - self._last_tick_s if busy and self._last_tick_s is not None else None
             self._last_tick_s = now_s
-            aborts.append(TickReq(now_s=now_s, last_step_s=step_s))
+            aborts.append(TickReq(now_s=now_s, last_step_s=step_s, **self._timings()))
         else:
             self._last_tick_s = None
         return aborts
 
+    def _timings(self) -> dict[str, tuple[tuple[int, float], ...]]:
+        publishes_s, self.executor.publishes_s = tuple(self.executor.publishes_s), []
+        copies = {} if self.host_tier is None else self.host_tier.take_timings()
+        return {**copies, "publishes_s": publishes_s}
+
     def _on_tick(self, tick: TickReq) -> None:
-        self.ledger.tick(Tick(tick.now_s, tick.last_step_s, tuple(tick.copies_s)))
+        self.ledger.tick(Tick(tick.now_s, tick.last_step_s, tick.stores_s, tick.loads_s, tick.publishes_s))
 
     # ---- requests come and go
 
@@ -158,6 +166,8 @@ class TokenFlowScheduler(Scheduler):
     def send_abort_output(self, abort_req: Any, req: Any) -> None:
         super().send_abort_output(abort_req, req)
         if hasattr(req, "tokenflow"):
+            if self.host_tier is not None:
+                self.host_tier.let_go(req)
             self.ledger.finished(req)
 
     def abort_request(self, recv_req: Any) -> None:
@@ -180,6 +190,8 @@ class TokenFlowScheduler(Scheduler):
 
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
         executor = self.executor
+        if self.host_tier is not None:
+            self.host_tier.poll()
         if self._has_nothing_to_decide(running_batch, last_batch):
             if not self._idle and self.tokenflow_metrics is not None:
                 state_report.update_metrics(self)
@@ -235,6 +247,10 @@ class TokenFlowScheduler(Scheduler):
         """Tell the ledger what came of the plan: who came in, and what the step computes."""
         admitted: list[tuple[str, int, int]] = []
         prefill_tokens = decoding = 0
+        if batch is not None and batch.hicache_consumer_index >= 0:
+            self.ledger.counters["copy_waits"] += not self.tree_cache.is_load_back_event_done(
+                batch.hicache_consumer_index
+            )
         if batch is not None and batch.forward_mode.is_extend():
             riding = set(map(id, batch.decoding_reqs or ()))
             decoding = len(riding)
@@ -253,7 +269,10 @@ class TokenFlowScheduler(Scheduler):
 
     def _came_in(self, req: Any) -> None:
         req.tokenflow.admitted = True
+        req.tokenflow.recompute = False
         self.executor.members += 1
+        if self.host_tier is not None:
+            self.host_tier.let_go(req)
         counters = self.ledger.counters
         counters["loaded_tokens"] += req.host_loaded_length
         if not req.output_ids:
@@ -268,6 +287,19 @@ class TokenFlowScheduler(Scheduler):
     def process_batch_result(self, batch: Any, result: Any) -> None:
         super().process_batch_result(batch, result)
         self.ledger.emitted(batch.reqs)
+
+    def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
+        """Not while a copy that was given up may still write: emptying the cache would hand its pages to others."""
+        lost = self.host_tier is not None and bool(self.host_tier.lost)
+        return not lost and bool(super().is_fully_idle(*args, **kwargs))
+
+    def flush_cache(self, *args: Any, **kwargs: Any) -> bool:
+        flushed = bool(super().flush_cache(*args, **kwargs))
+        if flushed and self.host_tier is not None:
+            self.host_tier.forget()
+            for req in self.waiting_queue:
+                req.tokenflow.probe_ct = -1
+        return flushed
 
     def on_idle(self) -> None:
         super().on_idle()

@@ -55,15 +55,26 @@ def _phases(scheduler: Any) -> list[tuple[Phase, Any]]:
 
 
 def memory(scheduler: Any) -> dict[str, int]:
-    """Tokens of the two tiers."""
+    """Tokens of the two tiers, and of copies that are open."""
     controller = scheduler.tree_cache.cache_controller
+    pool = None if controller is None else controller.mem_pool_host
+    tier = scheduler.host_tier
     free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
     return {
         "device_total_tokens": int(scheduler.max_total_num_tokens),
         "device_free_tokens": int(free),
-        "host_total_tokens": 0 if controller is None else int(controller.mem_pool_host.size),
-        "host_free_tokens": scheduler.executor.host_free_tokens(),
+        "host_total_tokens": 0 if pool is None else int(pool.size),
+        "host_free_tokens": 0 if pool is None else int(pool.available_size()),
+        "host_degraded": int(tier is not None and not tier.ok),
+        "storing_tokens": 0 if tier is None else tier.storing_tokens,
+        "loading_tokens": 0 if tier is None else sum(len(load.device_tokens) for load in tier.loads),
     }
+
+
+def forecast(scheduler: Any) -> dict[str, Any] | None:
+    """What the policy expects of the next seconds; None if it does not look ahead."""
+    snapshot = getattr(scheduler.tokenflow_policy, "forecast_snapshot", None)
+    return None if snapshot is None else snapshot()
 
 
 @cache
@@ -94,7 +105,7 @@ def state(scheduler: Any, since: int) -> dict[str, Any]:
         "streams": _streams(scheduler),
         "transitions": transitions[::-1],
         "memory": memory(scheduler),
-        "forecast": None,
+        "forecast": forecast(scheduler),
     }
 
 
@@ -103,5 +114,9 @@ def update_metrics(scheduler: Any) -> None:
     slacks, ledger.slack_at_park_s = ledger.slack_at_park_s, ledger.slack_at_park_s.copy()
     ledger.slack_at_park_s.clear()
     scheduler.tokenflow_metrics.update(
-        streams=_streams(scheduler), memory=memory(scheduler), counters=ledger.counters, slack_at_park_s=slacks
+        streams=_streams(scheduler),
+        memory=memory(scheduler),
+        counters=ledger.counters,
+        slack_at_park_s=slacks,
+        forecast=forecast(scheduler),
     )

@@ -84,7 +84,9 @@ class Scripted:
     def plan(self, view: EngineView) -> Plan:
         park: list[Rid] = []
         publish: list[tuple[Rid, int]] = []
+        load: list[Rid] = []
         admit: list[Rid] = []
+        can_load = view.load_slots > 0 and view.host_ok
         for r in view.requests():
             if r.phase is Phase.RUNNING and r.output_tokens > 0:
                 entry = self._pending(r.rid)
@@ -93,7 +95,11 @@ class Scripted:
                 elif r.context_tokens - 1 - r.published_tokens >= self.publish_interval_tokens:
                     publish.append((r.rid, r.context_tokens - 1))
             elif r.phase in (Phase.WAITING, Phase.PARKED) and self.step >= self.returns_at.get(r.rid, 0):
-                admit.append(r.rid)
+                (load if r.host_hit_tokens and can_load else admit).append(r.rid)
         return Plan(
-            park=tuple(park), publish=tuple(publish), admit=tuple(admit), reserve_tokens=view.page_tokens * view.running
+            park=tuple(park),
+            publish=tuple(publish),
+            load=tuple(load),
+            admit=tuple(admit),
+            reserve_tokens=view.page_tokens * view.running,
         )

@@ -78,7 +78,7 @@ class TokenFlowPolicy:
         if tick.last_step_s is not None:
             prefill_tokens, decoding = self._last_batch
             self.cost.learn_step(tick.last_step_s, prefill_tokens=prefill_tokens, decoding=decoding)
-        for tokens, seconds in tick.copies_s:
+        for tokens, seconds in tick.loads_s:
             self.cost.learn_copy(tokens, seconds)
 
     def _applied(self, event: Applied) -> None:

@@ -30,7 +30,7 @@ class Config:
     cases: tuple[Case, ...]
     stock: bool = False
     env: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=lambda: {"policy": "fcfs", "check_plans": True})
+    settings: dict[str, Any] = field(default_factory=lambda: {"check_plans": True})
 
 
 def _flags(

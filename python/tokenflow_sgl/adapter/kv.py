@@ -1,0 +1,437 @@
+"""The host tier: KV on its way to host memory and back, what the copies pin, and what becomes of those that fail.
+
+Owns the books of open copies, of pins and of pages that must not be used; decides nothing. Does not own the copies
+themselves: upstream's controller starts them and acknowledges them. Invariant: nobody reads a page before its copy was
+acknowledged on every rank, and every rank acts on the same acknowledgements, failures and deadlines.
+
+A store (device to host) starts when KV is inserted in the radix tree. A load (host to device) is ours from start to
+end: the pages it fills belong to nobody until they are there, so a load that fails costs its own stream a recompute.
+
+    host      [ a b c d ]     pinned by the host lock while its stream is parked or loading
+                | | | |
+    device    [ . . . . ]     allocated at the start, private, put into the tree when the copy is acknowledged
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.managers.cache_controller import CacheOperation
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, TreeLock
+from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack, _OngoingWriteThrough
+
+from ..core.config import PolicyConfig
+from .ledger import Ledger
+
+logger = logging.getLogger(__name__)
+_NEVER = 2**31 - 1  # a threshold that is not reached
+_STRIKES = 3  # failures in a row after which the tier is not trusted
+_RETRY_S = 30.0  # until one more copy is tried
+
+
+@dataclass(slots=True)
+class Store:
+    """One acknowledgement upstream waits for; `host_tokens` are the host slots it fills."""
+
+    ack: Any
+    host_tokens: torch.Tensor
+    since_s: float
+
+
+@dataclass(slots=True)
+class Load:
+    """One stream's part of a transfer. `req` is None when nobody waits for it any more."""
+
+    req: Any | None
+    node: Any
+    host_tokens: torch.Tensor
+    device_tokens: torch.Tensor
+    since_s: float
+    lock: TreeLock
+    pin: Any
+    ack: Any = None
+
+
+@dataclass(slots=True)
+class Repair:
+    """Bad host slots of a stream that is computed again: tokens [start, start + len) of its context."""
+
+    req: Any
+    start: int
+    host_tokens: torch.Tensor
+    node: Any
+    pin: Any
+
+
+class HostTier:
+    """Copies, pins and failures of one scheduler. All token counts; times in seconds of rank 0's clock."""
+
+    def __init__(self, scheduler: Any, ledger: Ledger, config: PolicyConfig) -> None:
+        self.tree = scheduler.tree_cache
+        self.controller = self.tree.cache_controller
+        self.ledger = ledger
+        self.config = config
+        self._ranks = scheduler.tp_size
+        self._agree_on_size()
+        self.total_tokens = int(self.controller.mem_pool_host.size)
+        self.stores: deque[Store] = deque()
+        self.loads: list[Load] = []
+        self.lost: list[tuple[Any, list[tuple[Any, Any]]]] = []  # finish event and host pins of stores given up
+        self._held: dict[int, tuple[Any, TreeLock, int]] = {}  # by id(req): loaded pages, kept until it comes in
+        self._pins: dict[int, tuple[Any, Any]] = {}  # by id(req): the only copy of a parked stream
+        self.bad = torch.zeros(self.total_tokens, dtype=torch.bool)  # host slots that must not be loaded
+        self._repairs: list[Repair] = []
+        self.repaired = 0
+        self.strikes = 0
+        self.distrusted_at_s: float | None = None
+        self._stores_s: list[tuple[int, float]] = []
+        self._loads_s: list[tuple[int, float]] = []
+        self._upstream_start_writing = self.controller.start_writing
+        self.controller.start_writing = self._start_writing
+        if config.loads == "ahead":
+            self.tree.load_back_threshold = _NEVER  # admission loads nothing: its forward would wait for the copy
+        self.store_on_insert(config.copies == "ahead")
+
+    def _agree_on_size(self) -> None:
+        """Host memory may differ between ranks. One page more on one of them and the ranks evict differently, until
+        one enters a collective that the others do not."""
+        group = self.controller.mem_pool_host
+        pool = group.anchor_entry.host_pool
+        size = -int(self._agreed(torch.tensor([-int(pool.size)])).item())
+        if size < pool.size:
+            logger.warning("host KV pool cut from %d to %d tokens, as on the smallest rank", pool.size, size)
+            pool.size, pool.page_num = size, size // pool.page_size
+            pool.clear()
+            group.size, group.logical_size = pool.size, pool.logical_size
+
+    def _agreed(self, values: torch.Tensor) -> torch.Tensor:
+        """The greatest of each value over all ranks."""
+        if self._ranks > 1:
+            self.tree._all_reduce(values, torch.distributed.ReduceOp.MAX)
+        return values
+
+    def store_on_insert(self, on: bool) -> None:
+        """Whether KV inserted in the tree is copied to the host."""
+        self.tree.write_through_threshold = 1 if on else _NEVER
+
+    # ---- what the policy sees
+
+    @property
+    def ok(self) -> bool:
+        return self.distrusted_at_s is None
+
+    @property
+    def load_slots(self) -> int:
+        """Transfers that may start now. Upstream has three counters for them, and a fourth would run into the first."""
+        counters = self.controller.layer_done_counter.num_counters
+        return max(0, counters - len(self.controller.ack_load_queue)) if self.ok else 0
+
+    @property
+    def free_tokens(self) -> int:
+        return int(self.controller.mem_pool_host.available_size())
+
+    @property
+    def storing_tokens(self) -> int:
+        queued = sum(len(op.host_indices) for op in self.controller.write_queue)
+        return queued + sum(len(store.host_tokens) for store in self.stores)
+
+    @property
+    def busy(self) -> bool:
+        """Whether memory is still in use that no request accounts for."""
+        return bool(self.loads or self.lost or self._held)
+
+    def loading_tokens(self, req: Any) -> int:
+        return sum(len(load.device_tokens) for load in self.loads if load.req is req)
+
+    def held_tokens(self, req: Any) -> int:
+        held = self._held.get(id(req))
+        return 0 if held is None else held[2]
+
+    def backed_tokens(self, req: Any) -> tuple[int, int]:
+        """(tokens on the host with no copy open, tokens whose copy is open) of what a running stream published.
+
+        Stores end in the order in which they started, parents first: if the last node's is done, all are.
+        """
+        state, published = req.tokenflow, req.kv.cache_protected_len
+        if state.backed_tokens < published and req.lock is not None:
+            node = req.lock.node
+            if node in self.tree.ongoing_write_through:
+                return state.backed_tokens, published - state.backed_tokens
+            if self.tree.is_backuped(node):
+                state.backed_tokens = published
+        return state.backed_tokens, 0
+
+    def take_timings(self) -> dict[str, tuple[tuple[int, float], ...]]:
+        """What copies took since the last call: (tokens, seconds), measured where they ran."""
+        stores, loads = tuple(self._stores_s), tuple(self._loads_s)
+        self._stores_s.clear()
+        self._loads_s.clear()
+        return {"stores_s": stores, "loads_s": loads}
+
+    # ---- pins
+
+    def pin(self, req: Any) -> None:
+        """`req` is about to be parked: its host copy stays until it is back. Host eviction takes finished prefixes."""
+        if req.lock is not None and self.tree.is_backuped(req.lock.node):
+            node = req.lock.node
+            self._pins[id(req)] = (node, self.tree.inc_host_lock_ref(node).to_dec_params())
+
+    def let_go(self, req: Any) -> None:
+        """`req` came in, or ended while it waited: what was kept for it is cache like any other."""
+        pin = self._pins.pop(id(req), None)
+        if pin is not None:
+            self.tree.dec_host_lock_ref(*pin)
+        held = self._held.pop(id(req), None)
+        if held is not None:
+            self.tree.unlock(held[1])
+        for load in self.loads:
+            if load.req is req:
+                load.req = None
+
+    def forget(self) -> None:
+        """The tree was emptied: no receipt is worth anything, and everybody who waits is computed again."""
+        self._pins.clear()
+        self._held.clear()
+        self.stores.clear()
+        self.lost.clear()
+        self._repairs.clear()
+        self.bad[:] = False
+
+    # ---- stores
+
+    def _start_writing(self) -> None:
+        """In the place of the controller's own: an acknowledgement does not say which host slots it stands for."""
+        slots = [op.host_indices for op in self.controller.write_queue]
+        self._upstream_start_writing()
+        if slots:
+            host_tokens = torch.cat(slots)
+            self.stores.append(Store(self.controller.ack_write_queue[-1], host_tokens, self.ledger.now_s))
+            self.bad[host_tokens] = False  # written anew
+            self.ledger.counters["stored_tokens"] += len(host_tokens)
+
+    def _stores_done(self) -> None:
+        queued = set(map(id, self.controller.ack_write_queue))
+        done: list[Store] = []
+        while self.stores and id(self.stores[0].ack) not in queued:
+            done.append(self.stores.popleft())
+        if not done:
+            return
+        failed = self._bad_slots([(s.ack, s.host_tokens) for s in done])
+        for store, bad in zip(done, failed, strict=True):
+            _time(store.ack, len(store.host_tokens), self._stores_s)
+            self._judge(not bad.any(), "stores_failed")
+
+    def _bad_slots(self, copies: Sequence[tuple[Any, torch.Tensor]]) -> list[torch.Tensor]:
+        """For each copy a mask of its slots that failed on any rank. Marks them, so that they are never loaded."""
+        errors = [getattr(ack.finish_event, "error", None) for ack, _ in copies]
+        any_failed = self._agreed(torch.tensor([any(e is not None for e in errors)], dtype=torch.uint8))
+        masks = [torch.zeros(len(slots), dtype=torch.uint8) for _, slots in copies]
+        if not any_failed.item():
+            return masks
+        for error, mask, (_, slots) in zip(errors, masks, copies, strict=True):
+            if error is not None:
+                logger.error("copy of %d tokens failed: %s", len(slots), error)
+                wrong = getattr(error, "host_tokens", None)
+                mask |= 1 if wrong is None else torch.isin(slots, torch.as_tensor(wrong)).to(torch.uint8)
+        agreed = self._agreed(torch.cat(masks)).split([len(m) for m in masks])
+        for (_, slots), mask in zip(copies, agreed, strict=True):
+            self.bad[slots[mask.bool()]] = True
+        return list(agreed)
+
+    # ---- loads
+
+    def load(self, reqs: Sequence[Any], probe: Callable[[Any], None]) -> list[Any]:
+        """Start copying back what each of `reqs` has on the host, in one transfer. Those that started."""
+        started = []
+        for req in reqs:
+            probe(req)
+            if self._start(req):
+                started.append(req)
+        if started:
+            self.tree.ready_to_load_host_cache()
+            for load in self.loads:
+                load.ack = load.ack or self.controller.ack_load_queue[-1]
+        return started
+
+    def _start(self, req: Any) -> bool:
+        tree, node = self.tree, req.best_match_node
+        spec, others = tree.tree_core.build_load_back_spec(node)
+        slots = spec.host_indices
+        if others or not len(slots) or node in tree.ongoing_load_back:
+            return False
+        if self.bad[slots].any():
+            self._repair_later(req, node, slots)
+            self._unloaded(req)
+            return False
+        # Two locks: upstream lets go of the first at the acknowledgement, we of the second when the pages are the tree's.
+        locks = [tree.inc_lock_ref(node).to_dec_params() for _ in range(2)]
+        pins = [tree.inc_host_lock_ref(node).to_dec_params() for _ in range(2)]
+        device = None
+        short = len(slots) - tree.token_to_kv_pool_allocator.available_size()
+        if short > 0:
+            tree.evict_for_alloc(EvictParams(num_tokens=short))
+        if tree.token_to_kv_pool_allocator.available_size() >= len(slots):
+            device = self.controller.load(host_indices=slots, node_id=node)
+        if device is None:
+            for lock, pin in zip(locks, pins, strict=True):
+                tree.dec_lock_ref(node, lock)
+                tree.dec_host_lock_ref(node, pin)
+            return False
+        tree.ongoing_load_back[node] = _OngoingLoadBack(node, locks[0], pins[0])  # taken out at the acknowledgement
+        slots, now_s = slots.clone(), self.ledger.now_s
+        self.loads.append(Load(req, node, slots, device, now_s, TreeLock(node, locks[1]), pins[1]))
+        self.ledger.counters["loads"] += 1
+        self.ledger.transition(req.rid, "load", len(slots))
+        return True
+
+    def _loads_done(self) -> None:
+        queued = set(map(id, self.controller.ack_load_queue))
+        done = [load for load in self.loads if id(load.ack) not in queued]
+        if not done:
+            return
+        self.loads = [load for load in self.loads if id(load.ack) in queued]
+        failed = self._bad_slots([(load.ack, load.host_tokens) for load in done])
+        seen: set[int] = set()
+        for load, bad in zip(done, failed, strict=True):
+            if id(load.ack) not in seen:
+                seen.add(id(load.ack))
+                whole = sum(len(other.host_tokens) for other in done if other.ack is load.ack)
+                _time(load.ack, whole, self._loads_s)
+            self._judge(not bad.any(), "loads_failed")
+            self._settle(load, good=not bad.any())
+
+    def _settle(self, load: Load, *, good: bool) -> None:
+        """Put what was loaded into the tree, as far as nobody else computed or loaded it meanwhile; free the rest."""
+        tree, n = self.tree, len(load.device_tokens)
+        spec, _ = tree.tree_core.build_load_back_spec(load.node)
+        kept = len(spec.host_indices)
+        if not good or kept > n or not torch.equal(spec.host_indices, load.host_tokens[n - kept :]):
+            kept = 0
+        if n - kept:
+            tree.token_to_kv_pool_allocator.free(load.device_tokens[: n - kept])
+        if kept:
+            device = load.device_tokens[n - kept :]
+            tree._apply_cache_actions(tree.tree_core.commit_load_back(load.node, device, spec, {}))
+            tree.tree_core.finish_load_back(load.node)
+        if load.req is not None and not good:
+            self._repair_later(load.req, load.node, spec.host_indices)
+        tree.dec_host_lock_ref(load.node, load.pin)
+        if load.req is None or not good:
+            tree.unlock(load.lock)
+            if load.req is not None:
+                self._unloaded(load.req)
+            return
+        load.req.tokenflow.probe_ct = -1
+        self._held[id(load.req)] = (load.req, load.lock, n)
+        self.ledger.loaded.append((load.req.rid, n))
+        self.ledger.counters["loaded_tokens"] += n
+
+    # ---- bad pages
+
+    def _repair_later(self, req: Any, node: Any, slots: torch.Tensor) -> None:
+        """The tree cannot forget a host copy while it keeps the node. When the stream has been computed again, what
+        is then on the device is copied over it."""
+        pin = self.tree.inc_host_lock_ref(node).to_dec_params()
+        self._repairs.append(Repair(req, req.prefix_len, slots.clone(), node, pin))
+
+    def _repair(self) -> None:
+        left: list[Repair] = []
+        for repair in self._repairs:
+            req, end = repair.req, repair.start + len(repair.host_tokens)
+            running = req.tokenflow.admitted and req.kv.holds_kv and req.lock is not None
+            if running and req.kv.cache_protected_len >= end:
+                row = self.tree.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+                self._store_again(req.lock.node, repair.host_tokens, row[repair.start : end].to(torch.int64).clone())
+            elif not req.tokenflow.gone:
+                left.append(repair)
+                continue
+            self.tree.dec_host_lock_ref(repair.node, repair.pin)
+        self._repairs = left
+
+    def _store_again(self, node: Any, host_tokens: torch.Tensor, device_tokens: torch.Tensor) -> None:
+        """By upstream's own queue and acknowledgement, under a number that no node has."""
+        self.repaired += 1
+        number = -self.repaired
+        lock = self.tree.inc_lock_ref(node).to_dec_params()
+        self.tree.ongoing_write_through[number] = _OngoingWriteThrough(node, lock, [])
+        self.controller.write_queue.append(CacheOperation(host_tokens, device_tokens, number))
+
+    def _unloaded(self, req: Any) -> None:
+        """It will be computed again."""
+        req.tokenflow.probe_ct = -1
+        req.tokenflow.recompute = True
+        self.ledger.unloaded.append(req.rid)
+        self.ledger.counters["loads_given_up"] += 1
+        self.ledger.transition(req.rid, "recompute", 0)
+
+    # ---- every iteration, before anything is decided
+
+    def poll(self) -> None:
+        """Collect what ended, give up what is overdue. In every iteration, idle or not: nodes stay locked till then."""
+        if self.loads or self.stores:
+            self.tree.check_hicache_events()  # what has ended by now counts in this step, not in the next
+        self._stores_done()
+        self._loads_done()
+        self._give_up_overdue()
+        self._collect_lost()
+        if self._repairs and self.ok:
+            self._repair()
+        if self.distrusted_at_s is not None and self.ledger.now_s - self.distrusted_at_s >= _RETRY_S:
+            self.distrusted_at_s, self.strikes = None, _STRIKES - 1
+            self.store_on_insert(self.config.copies == "ahead")
+
+    def _give_up_overdue(self) -> None:
+        oldest_s = self.ledger.now_s - self.config.copy_deadline_s
+        for load in self.loads:
+            # Its pages stay allocated until the copy ends, whenever that is.
+            if load.req is not None and load.since_s < oldest_s:
+                self._unloaded(load.req)
+                load.req = None
+                self.ledger.counters["copies_overdue"] += 1
+                self._judge(False, "loads_failed")
+        while self.stores and self.stores[0].since_s < oldest_s:
+            self._give_up(self.stores.popleft())
+
+    def _give_up(self, store: Store) -> None:
+        """Else every later store waits behind it, and its nodes stay locked: in the end nothing can be evicted. The
+        host slots may yet be written, so they are neither loaded nor handed to anybody until that has happened."""
+        self.controller.ack_write_queue.remove(store.ack)
+        self.bad[store.host_tokens] = True
+        pins = []
+        for node in store.ack.node_ids:
+            pending = self.tree.ongoing_write_through[node]
+            pins += [(n, self.tree.inc_host_lock_ref(n).to_dec_params()) for n in pending.publish_node_ids]
+            self.tree._finish_write_through_ack(node)
+        self.lost.append((store.ack.finish_event, pins))
+        self.ledger.counters["copies_overdue"] += 1
+        self._judge(False, "stores_failed")
+
+    def _collect_lost(self) -> None:
+        if not self.lost:
+            return
+        open_ = self._agreed(torch.tensor([not event.query() for event, _ in self.lost], dtype=torch.uint8))
+        for still, (_, pins) in zip(open_.tolist(), self.lost, strict=True):
+            for pin in () if still else pins:
+                self.tree.dec_host_lock_ref(*pin)
+        self.lost = [entry for still, entry in zip(open_.tolist(), self.lost, strict=True) if still]
+
+    def _judge(self, good: bool, counter: str) -> None:
+        if good:
+            self.strikes = 0
+            return
+        self.ledger.counters[counter] += 1
+        self.strikes += 1
+        if self.strikes >= _STRIKES and self.distrusted_at_s is None:
+            self.distrusted_at_s = self.ledger.now_s
+            self.store_on_insert(False)
+            logger.error("host tier degraded after %d failed copies in a row; next try in %g s", _STRIKES, _RETRY_S)
+
+
+def _time(ack: Any, tokens: int, into: list[tuple[int, float]]) -> None:
+    if ack.timing_enabled and getattr(ack.finish_event, "error", None) is None:
+        into.append((tokens, ack.start_event.elapsed_time(ack.finish_event) / 1000.0))
