@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,3 +191,19 @@ def refuse_runtime(scheduler: Any, settings: TokenflowSettings) -> None:
             f"tokenflow: {model} cannot be served with --tokenflow-policy {settings.policy}: {'; '.join(found)}. "
             "Use --tokenflow-policy fcfs where it only concerns parking, or stock SGLang."
         )
+
+
+@contextmanager
+def host_memory_or_exit(server_args: Any) -> Iterator[None]:
+    """While the scheduler is made: a host pool that does not fit ends it with the numbers and the flag to change, as a
+    refusal at start, and is not killed later. Upstream counts what the machine has free and what a cgroup allows."""
+    try:
+        yield
+    except ValueError as error:
+        if "host memory" not in str(error):
+            raise
+        size = getattr(server_args, "hicache_size", 0)
+        flag = f"--hicache-size (value {size!r})"
+        if not size:
+            flag = f"--hicache-ratio (value {getattr(server_args, 'hicache_ratio', None)!r})"
+        raise SystemExit(f"tokenflow: {flag} asks for too much: {error} Use a smaller value.") from error

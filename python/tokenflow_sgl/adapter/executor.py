@@ -36,6 +36,7 @@ class SglangExecutor:
         self.last_batch: Any = None
         self.members = 0  # changes whenever somebody takes or leaves memory: who shares pages may have changed
         self.publishes_s: list[tuple[int, float]] = []  # (context tokens, seconds) of each call, for the next tick
+        self._kept: list[Any] = []
         self._open_copies: frozenset[Any] = frozenset()
 
     # ---- views
@@ -123,7 +124,7 @@ class SglangExecutor:
 
     def _waiting(self, req: Any) -> RequestView:
         state, tier = req.tokenflow, self.tier
-        if state.probe_ct < 0 or self.scheduler.forward_ct - state.probe_ct >= _PROBE_EVERY:
+        if self._is_stale(req):
             self._probe(req)
         loading = 0 if tier is None else tier.loading_tokens(req)
         usable = tier is not None and tier.ok and not state.recompute and not loading
@@ -153,6 +154,19 @@ class SglangExecutor:
         if not self.scheduler.enable_priority_scheduling or req.priority is None:
             return 0
         return -req.priority if self.scheduler.schedule_low_priority_values_first else req.priority
+
+    def _is_stale(self, req: Any) -> bool:
+        """Whether the tree changed under what was found of `req`. Eviction begins at the leaves: the last node that
+        was on the device is the first to go."""
+        state = req.tokenflow
+        if state.probe_ct < 0 or self.scheduler.forward_ct - state.probe_ct >= _PROBE_EVERY:
+            return True
+        try:
+            return bool(
+                state.cached_tokens and self.scheduler.tree_cache.tree_core.is_full_device_evicted(req.last_node)
+            )
+        except KeyError:  # gone altogether
+            return True
 
     def _probe(self, req: Any) -> None:
         """Look up what of a waiting request is in the tree, and how much of that is not held by others already."""
@@ -278,6 +292,21 @@ class SglangExecutor:
 
     def admit(self, order: Sequence[Rid] | None, *, reserve_tokens: int | None, prefill_tokens: int | None) -> None:
         self.admission.set(order, reserve_tokens, prefill_tokens)
+        if order and self.tier is not None:
+            self._keep(order)
         if order is not None and self.scheduler.waiting_queue:
             # Upstream sets it when memory ran out and clears it only when somebody leaves; other ways free memory too.
             self.running_batch.batch_is_full = False
+
+    def _keep(self, order: Sequence[Rid]) -> None:
+        """What the plan counts on stays on the device until the batch is formed: whoever comes in first would else
+        evict the pages of those behind it, which would then be computed again."""
+        tree, named = self.scheduler.tree_cache, set(order)
+        for req in self.scheduler.waiting_queue:
+            if req.rid in named and req.tokenflow.cached_tokens and not self._is_stale(req):
+                self._kept.append(tree.lock(req.last_node))
+
+    def batch_formed(self) -> None:
+        for lock in self._kept:
+            self.scheduler.tree_cache.unlock(lock)
+        self._kept.clear()

@@ -192,7 +192,7 @@ USES: tuple[Use, ...] = (
     *_rows(
         CALL, _CORE, "build_load_back_spec(node_id)", "commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)"
     ),
-    *_rows(CALL, _CORE, "finish_load_back(anchor_node_id)"),
+    *_rows(CALL, _CORE, "is_full_device_evicted(node_id)", "finish_load_back(anchor_node_id)"),
     *_rows(FIELD, "sglang.srt.mem_cache.pool_host.group.HostPoolGroup", "anchor_entry", "logical_size", "size"),
     *_rows(FIELD, "sglang.srt.mem_cache.pool_host.base.HostKVCache", "logical_size", "page_num"),
     *_rows(CALL, "sglang.srt.mem_cache.pool_host.base.HostKVCache", "clear"),

@@ -17,55 +17,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.managers.cache_controller import CacheOperation
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, TreeLock
-from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack, _OngoingWriteThrough
+from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
 from ..core.config import PolicyConfig
+from .copies import Load, Store, Trust, failed_slots, seconds
 from .ledger import Ledger
+from .repairs import Repairs
 
 logger = logging.getLogger(__name__)
 _NEVER = 2**31 - 1  # a threshold that is not reached
-_STRIKES = 3  # failures in a row after which the tier is not trusted
-_RETRY_S = 30.0  # until one more copy is tried
-
-
-@dataclass(slots=True)
-class Store:
-    """One acknowledgement upstream waits for; `host_tokens` are the host slots it fills."""
-
-    ack: Any
-    host_tokens: torch.Tensor
-    since_s: float
-
-
-@dataclass(slots=True)
-class Load:
-    """One stream's part of a transfer. `req` is None when nobody waits for it any more."""
-
-    req: Any | None
-    node: Any
-    host_tokens: torch.Tensor
-    device_tokens: torch.Tensor
-    since_s: float
-    lock: TreeLock
-    pin: Any
-    ack: Any = None
-
-
-@dataclass(slots=True)
-class Repair:
-    """Bad host slots of a stream that is computed again: tokens [start, start + len) of its context."""
-
-    req: Any
-    start: int
-    host_tokens: torch.Tensor
-    node: Any
-    pin: Any
 
 
 class HostTier:
@@ -85,10 +49,8 @@ class HostTier:
         self._held: dict[int, tuple[Any, TreeLock, int]] = {}  # by id(req): loaded pages, kept until it comes in
         self._pins: dict[int, tuple[Any, Any]] = {}  # by id(req): the only copy of a parked stream
         self.bad = torch.zeros(self.total_tokens, dtype=torch.bool)  # host slots that must not be loaded
-        self._repairs: list[Repair] = []
-        self.repaired = 0
-        self.strikes = 0
-        self.distrusted_at_s: float | None = None
+        self.repairs = Repairs(self.tree)
+        self.trust = Trust()
         self._stores_s: list[tuple[int, float]] = []
         self._loads_s: list[tuple[int, float]] = []
         self._upstream_start_writing = self.controller.start_writing
@@ -123,7 +85,7 @@ class HostTier:
 
     @property
     def ok(self) -> bool:
-        return self.distrusted_at_s is None
+        return self.trust.ok
 
     @property
     def load_slots(self) -> int:
@@ -199,7 +161,7 @@ class HostTier:
         self._held.clear()
         self.stores.clear()
         self.lost.clear()
-        self._repairs.clear()
+        self.repairs.open.clear()
         self.bad[:] = False
 
     # ---- stores
@@ -221,27 +183,19 @@ class HostTier:
             done.append(self.stores.popleft())
         if not done:
             return
-        failed = self._bad_slots([(s.ack, s.host_tokens) for s in done])
-        for store, bad in zip(done, failed, strict=True):
-            _time(store.ack, len(store.host_tokens), self._stores_s)
-            self._judge(not bad.any(), "stores_failed")
+        for store, failed in zip(done, self._failed([(s.ack, s.host_tokens) for s in done]), strict=True):
+            took_s = seconds(store.ack)
+            if took_s is not None:
+                self._stores_s.append((len(store.host_tokens), took_s))
+            self._judge(failed, "stores_failed")
 
-    def _bad_slots(self, copies: Sequence[tuple[Any, torch.Tensor]]) -> list[torch.Tensor]:
-        """For each copy a mask of its slots that failed on any rank. Marks them, so that they are never loaded."""
-        errors = [getattr(ack.finish_event, "error", None) for ack, _ in copies]
-        any_failed = self._agreed(torch.tensor([any(e is not None for e in errors)], dtype=torch.uint8))
-        masks = [torch.zeros(len(slots), dtype=torch.uint8) for _, slots in copies]
-        if not any_failed.item():
-            return masks
-        for error, mask, (_, slots) in zip(errors, masks, copies, strict=True):
-            if error is not None:
-                logger.error("copy of %d tokens failed: %s", len(slots), error)
-                wrong = getattr(error, "host_tokens", None)
-                mask |= 1 if wrong is None else torch.isin(slots, torch.as_tensor(wrong)).to(torch.uint8)
-        agreed = self._agreed(torch.cat(masks)).split([len(m) for m in masks])
-        for (_, slots), mask in zip(copies, agreed, strict=True):
-            self.bad[slots[mask.bool()]] = True
-        return list(agreed)
+    def _failed(self, copies: Sequence[tuple[Any, torch.Tensor]]) -> list[bool]:
+        """Which of the copies failed. Their bad slots are never loaded."""
+        masks = failed_slots(copies, self._agreed)
+        for (_, slots), mask in zip(copies, masks, strict=True):
+            if mask.any():
+                self.bad[slots[mask.bool()]] = True
+        return [bool(mask.any()) for mask in masks]
 
     # ---- loads
 
@@ -265,10 +219,10 @@ class HostTier:
         if others or not len(slots) or node in tree.ongoing_load_back:
             return False
         if self.bad[slots].any():
-            self._repair_later(req, node, slots)
+            self.repairs.later(req, req.prefix_len, slots, node)
             self._unloaded(req)
             return False
-        # Two locks: upstream lets go of the first at the acknowledgement, we of the second when the pages are the tree's.
+        # Two of each: upstream lets go of the first at the acknowledgement, we of the second when the tree has it all.
         locks = [tree.inc_lock_ref(node).to_dec_params() for _ in range(2)]
         pins = [tree.inc_host_lock_ref(node).to_dec_params() for _ in range(2)]
         device = None
@@ -284,7 +238,7 @@ class HostTier:
             return False
         tree.ongoing_load_back[node] = _OngoingLoadBack(node, locks[0], pins[0])  # taken out at the acknowledgement
         slots, now_s = slots.clone(), self.ledger.now_s
-        self.loads.append(Load(req, node, slots, device, now_s, TreeLock(node, locks[1]), pins[1]))
+        self.loads.append(Load(req, req.prefix_len, node, slots, device, now_s, TreeLock(node, locks[1]), pins[1]))
         self.ledger.counters["loads"] += 1
         self.ledger.transition(req.rid, "load", len(slots))
         return True
@@ -295,15 +249,14 @@ class HostTier:
         if not done:
             return
         self.loads = [load for load in self.loads if id(load.ack) in queued]
-        failed = self._bad_slots([(load.ack, load.host_tokens) for load in done])
-        seen: set[int] = set()
+        failed = self._failed([(load.ack, load.host_tokens) for load in done])
+        for ack in {id(load.ack): load.ack for load in done}.values():
+            took_s = seconds(ack)
+            if took_s is not None:
+                self._loads_s.append((sum(len(load.host_tokens) for load in done if load.ack is ack), took_s))
         for load, bad in zip(done, failed, strict=True):
-            if id(load.ack) not in seen:
-                seen.add(id(load.ack))
-                whole = sum(len(other.host_tokens) for other in done if other.ack is load.ack)
-                _time(load.ack, whole, self._loads_s)
-            self._judge(not bad.any(), "loads_failed")
-            self._settle(load, good=not bad.any())
+            self._judge(bad, "loads_failed")
+            self._settle(load, good=not bad)
 
     def _settle(self, load: Load, *, good: bool) -> None:
         """Put what was loaded into the tree, as far as nobody else computed or loaded it meanwhile; free the rest."""
@@ -319,7 +272,7 @@ class HostTier:
             tree._apply_cache_actions(tree.tree_core.commit_load_back(load.node, device, spec, {}))
             tree.tree_core.finish_load_back(load.node)
         if load.req is not None and not good:
-            self._repair_later(load.req, load.node, spec.host_indices)
+            self.repairs.later(load.req, load.start, load.host_tokens, load.node)
         tree.dec_host_lock_ref(load.node, load.pin)
         if load.req is None or not good:
             tree.unlock(load.lock)
@@ -330,36 +283,6 @@ class HostTier:
         self._held[id(load.req)] = (load.req, load.lock, n)
         self.ledger.loaded.append((load.req.rid, n))
         self.ledger.counters["loaded_tokens"] += n
-
-    # ---- bad pages
-
-    def _repair_later(self, req: Any, node: Any, slots: torch.Tensor) -> None:
-        """The tree cannot forget a host copy while it keeps the node. When the stream has been computed again, what
-        is then on the device is copied over it."""
-        pin = self.tree.inc_host_lock_ref(node).to_dec_params()
-        self._repairs.append(Repair(req, req.prefix_len, slots.clone(), node, pin))
-
-    def _repair(self) -> None:
-        left: list[Repair] = []
-        for repair in self._repairs:
-            req, end = repair.req, repair.start + len(repair.host_tokens)
-            running = req.tokenflow.admitted and req.kv.holds_kv and req.lock is not None
-            if running and req.kv.cache_protected_len >= end:
-                row = self.tree.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-                self._store_again(req.lock.node, repair.host_tokens, row[repair.start : end].to(torch.int64).clone())
-            elif not req.tokenflow.gone:
-                left.append(repair)
-                continue
-            self.tree.dec_host_lock_ref(repair.node, repair.pin)
-        self._repairs = left
-
-    def _store_again(self, node: Any, host_tokens: torch.Tensor, device_tokens: torch.Tensor) -> None:
-        """By upstream's own queue and acknowledgement, under a number that no node has."""
-        self.repaired += 1
-        number = -self.repaired
-        lock = self.tree.inc_lock_ref(node).to_dec_params()
-        self.tree.ongoing_write_through[number] = _OngoingWriteThrough(node, lock, [])
-        self.controller.write_queue.append(CacheOperation(host_tokens, device_tokens, number))
 
     def _unloaded(self, req: Any) -> None:
         """It will be computed again."""
@@ -379,10 +302,9 @@ class HostTier:
         self._loads_done()
         self._give_up_overdue()
         self._collect_lost()
-        if self._repairs and self.ok:
-            self._repair()
-        if self.distrusted_at_s is not None and self.ledger.now_s - self.distrusted_at_s >= _RETRY_S:
-            self.distrusted_at_s, self.strikes = None, _STRIKES - 1
+        if self.repairs.open and self.ok:
+            self.repairs.make()
+        if self.trust.try_again(self.ledger.now_s):
             self.store_on_insert(self.config.copies == "ahead")
 
     def _give_up_overdue(self) -> None:
@@ -393,7 +315,7 @@ class HostTier:
                 self._unloaded(load.req)
                 load.req = None
                 self.ledger.counters["copies_overdue"] += 1
-                self._judge(False, "loads_failed")
+                self._judge(True, "loads_failed")
         while self.stores and self.stores[0].since_s < oldest_s:
             self._give_up(self.stores.popleft())
 
@@ -409,7 +331,7 @@ class HostTier:
             self.tree._finish_write_through_ack(node)
         self.lost.append((store.ack.finish_event, pins))
         self.ledger.counters["copies_overdue"] += 1
-        self._judge(False, "stores_failed")
+        self._judge(True, "stores_failed")
 
     def _collect_lost(self) -> None:
         if not self.lost:
@@ -420,18 +342,8 @@ class HostTier:
                 self.tree.dec_host_lock_ref(*pin)
         self.lost = [entry for still, entry in zip(open_.tolist(), self.lost, strict=True) if still]
 
-    def _judge(self, good: bool, counter: str) -> None:
-        if good:
-            self.strikes = 0
-            return
-        self.ledger.counters[counter] += 1
-        self.strikes += 1
-        if self.strikes >= _STRIKES and self.distrusted_at_s is None:
-            self.distrusted_at_s = self.ledger.now_s
+    def _judge(self, failed: bool, counter: str) -> None:
+        self.ledger.counters[counter] += failed
+        self.trust.judge(not failed, self.ledger.now_s)
+        if not self.ok:
             self.store_on_insert(False)
-            logger.error("host tier degraded after %d failed copies in a row; next try in %g s", _STRIKES, _RETRY_S)
-
-
-def _time(ack: Any, tokens: int, into: list[tuple[int, float]]) -> None:
-    if ack.timing_enabled and getattr(ack.finish_event, "error", None) is None:
-        into.append((tokens, ack.start_event.elapsed_time(ack.finish_event) / 1000.0))

@@ -24,7 +24,7 @@ _COUNTERS = {
     "stored_tokens": "Tokens whose copy to host memory was started, of prompts and of running streams.",
     "loaded_tokens": "Tokens loaded from host memory, ahead of an admission or a return or in it.",
     "loads": "Loads from host memory started ahead of an admission or a return.",
-    "loads_given_up": "Loads that came to nothing: failed, overdue, or on bad pages. Each costs its stream a recompute.",
+    "loads_given_up": "Loads that came to nothing (failed, overdue, bad pages); each costs a recompute.",
     "loads_failed": "Loads that failed or were overdue.",
     "stores_failed": "Copies to host memory that failed or were overdue.",
     "copies_overdue": "Copies, either way, given up after --tokenflow-copy-deadline.",

@@ -44,6 +44,10 @@ class TokenFlowScheduler(Scheduler):
 
     # ---- making
 
+    def __init__(self, server_args: Any, port_args: Any) -> None:
+        with checks.host_memory_or_exit(server_args):
+            super().__init__(server_args, port_args)
+
     def init_running_status(self) -> None:
         super().init_running_status()
         self.tokenflow_settings = settings_of(self.server_args)
@@ -208,6 +212,7 @@ class TokenFlowScheduler(Scheduler):
         plan = drive_step(self.tokenflow_policy, executor, self.ledger.drain(), self._recorder)
         self._plan_prefill_tokens = plan.prefill_tokens
         result = super().get_next_batch_to_run(running_batch, last_batch)
+        executor.batch_formed()
         self._applied(result.batch_to_run)
         executor.running_batch = executor.last_batch = None
         self._steps += 1
