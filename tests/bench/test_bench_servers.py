@@ -114,7 +114,7 @@ def test_servers_know_their_kinds_and_the_demo_refuses_others(capsys):
             demo.main(arguments)
         assert stopped.value.code == 2
         assert names in capsys.readouterr().err
-    assert set(servers.KINDS) == {"stock", "stock-eager", "stock-nocache", "tokenflow"}
+    assert {"stock", "stock-eager", "stock-nocache", "tokenflow"} <= set(servers.KINDS)
 
 
 def _becomes(pid: int, *states: str) -> None:

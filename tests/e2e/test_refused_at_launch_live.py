@@ -117,6 +117,11 @@ CASES = [
         flags=("--speculative-algorithm", "NGRAM", "--scheduler-recv-interval", "4"),
     ),
     Case(
+        "a host pool that does not fit",  # field report B22 (c)
+        ("tokenflow: --hicache-size (value 4000)", "4000.00 GB", "GB free"),
+        flags=("--hicache-size", "4000"),
+    ),
+    Case(
         "a policy setting out of bounds",
         ("--tokenflow-mu", "101", "0 to 100"),
         flags=("--tokenflow-mu", "101"),

@@ -31,11 +31,17 @@ ROWS = (
     ("effective goodput tok/s", "", "effective_goodput_tok_s"),
     ("effective throughput tok/s", "", "effective_throughput_tok_s"),
     ("raw throughput tok/s", "", "raw_throughput_tok_s"),
+    ("makespan s", "", "makespan_s"),
     ("QoE (Andes v2), mean", "", "qoe_mean"),
     ("completion, mean s", "", "completion_mean_s"),
     ("completion, P99 s", "", "completion_p99_s"),
     ("parks", "", "parks"),
     ("resumes", "", "resumes"),
+    ("parked pages on the host by then", "copies", "on_host_at_park"),
+    ("forwards that waited for a copy", "copies", "copy_waits"),
+    ("returns after running dry", "copies", "late_returns"),
+    ("loads ahead", "copies", "loads"),
+    ("tokens computed again", "copies", "reprefilled_tokens"),
     ("client late by, worst s", "", "send_lateness_s"),
 )
 
@@ -57,24 +63,26 @@ class Verdict:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Measures x servers as text: median over seeds [lowest .. highest], and the ratio to stock's median.
+    """Measures x servers as text: median over seeds [lowest .. highest], and the ratio to stock's median
+    (the first server's, where stock was not measured).
 
     results: the JSON of results.results_json, infinite numbers as inf or None.
     """
     servers = list(results["results"])
+    first = BASELINE if BASELINE in servers else servers[0]
     facts = results["provenance"]
     loads = [row[key] for server in servers for row in _rows(results, server) for key in ("load_before", "load_after")]
     head = (
         f"{results['scenario']}, max_tokens x{facts['max_tokens_factor']:g}, seeds {results['seeds']}, "
         f"{facts['host']['cpus']} CPUs, load {min(loads):.1f} to {max(loads):.1f}: "
-        f"median [lowest .. highest], x = ratio to {BASELINE}"
+        f"median [lowest .. highest], x = ratio to {first}"
     )
     lines = [["", *servers]]
     for title, where, key in ROWS:
         values = {server: _values(results, server, where, key) for server in servers}
         if any(row for row in values.values()):
-            base = values.get(BASELINE)
-            lines.append([title, *(_cell(values[server], base if server != BASELINE else None) for server in servers)])
+            base = values[first]
+            lines.append([title, *(_cell(values[server], base if server != first else None) for server in servers)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(servers) + 1)]
     body = [
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
@@ -160,7 +168,7 @@ def _rows(results: Mapping[str, Any], server: str) -> Sequence[Mapping[str, Any]
 
 def _values(results: Mapping[str, Any], server: str, where: str, key: str) -> list[float]:
     values = [(row[where] if where else row)[key] for row in _rows(results, server)]
-    if key in ("parks", "resumes", "tbt_p99_s", "qoe_mean"):
+    if where == "copies" or key in ("parks", "resumes", "tbt_p99_s", "qoe_mean"):
         return [value for value in values if value is not None]
     return [math.inf if value is None else value for value in values]
 

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tokenflow_sgl.core.qoe import Measures, StreamRecord, summarize
+from tokenflow_sgl.core.qoe import Measures, StreamRecord, span_s, summarize
 from tokenflow_sgl.workload.scenario import Scenario
 
 # Totals over all seeds: in a median, one seed's failures would vanish.
@@ -31,7 +31,8 @@ class RunRecord:
     """One run of one server on one seed: raw times, what the server reported meanwhile, and the machine's load.
 
     transitions: park / return / admit / finish with at_s on the records' clock. samples: answers of /tokenflow/state
-    with their own `at_s` on that clock. parks, resumes: None for a server that does not report them.
+    with their own `at_s` on that clock. parks, resumes, counters (what each grew by): None for a server that does not
+    report them.
     """
 
     server: str
@@ -43,6 +44,7 @@ class RunRecord:
     send_lateness_s: float
     parks: int | None = None
     resumes: int | None = None
+    counters: Mapping[str, int] | None = None
     transitions: tuple[Mapping[str, Any], ...] = field(default=())
     samples: tuple[Mapping[str, Any], ...] = field(default=())
 
@@ -139,12 +141,25 @@ def _per_seed(scenario: Scenario, run: RunRecord) -> dict[str, Any]:
     return {
         "seed": run.seed,
         **run.summary(),
+        "makespan_s": span_s(run.records),
         "newcomers": run.group_summary(scenario.newcomers),
         "groups": {group.name: run.group_summary([group.name]) for group in scenario.groups},
+        "copies": copies(run),
         "load_before": run.load_before,
         "load_after": run.load_after,
         "send_lateness_s": run.send_lateness_s,
         "errors": [f"{record.rid}: {record.error}" for record in run.records if record.failed],
+    }
+
+
+def copies(run: RunRecord) -> dict[str, float | None]:
+    """What parking cost: None where the server does not tell, or nobody was parked."""
+    found = run.counters or {}
+    pages, on_host = found.get("parked_pages"), found.get("parked_pages_on_host")
+    names = ("copy_waits", "late_returns", "loads", "loads_given_up", "reprefilled_tokens", "stored_tokens")
+    return {
+        "on_host_at_park": on_host / pages if pages and on_host is not None else None,
+        **{name: found.get(name) for name in names},
     }
 
 

@@ -109,6 +109,7 @@ async def _measure(
         send_lateness_s=send_lateness_s(requests, records),
         parks=watch.counted("parks") if watch else None,
         resumes=watch.counted("returns") if watch else None,
+        counters=watch.growth() if watch else None,
         transitions=watch.transitions() if watch else (),
         samples=tuple(watch.samples) if watch else (),
     )

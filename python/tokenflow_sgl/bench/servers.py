@@ -25,6 +25,16 @@ KINDS: Mapping[str, str] = {
     "stock-eager": "stock with --schedule-conservativeness 0.2, which admits newcomers eagerly",
     "stock-nocache": "stock without the hierarchical cache",
     "tokenflow": "our launcher",
+    "tokenflow-no-offload": "without host copies: what leaves the device is computed again",
+    "tokenflow-no-publishing": "without copies ahead: KV goes to the host when its stream is parked",
+    "tokenflow-no-overlap": "without loads ahead: KV comes back in the step whose forward waits for it",
+    "tokenflow-no-forecast": "without the burst forecast: publishes by free memory alone",
+}
+_ABLATIONS: Mapping[str, tuple[str, ...]] = {
+    "tokenflow-no-offload": ("--tokenflow-copies", "none"),
+    "tokenflow-no-publishing": ("--tokenflow-copies", "at_park"),
+    "tokenflow-no-overlap": ("--tokenflow-loads", "at_admission"),
+    "tokenflow-no-forecast": ("--tokenflow-forecast", "0"),
 }
 START_DEADLINE_S = 600.0
 STOP_GRACE_S = 10.0
@@ -39,7 +49,7 @@ def server_command(kind: str, *, model: Path, settings: ServerSettings, port: in
     """The command line of a server of `kind` (a key of KINDS). All kinds share every flag but those that name them."""
     if kind not in KINDS:
         raise ValueError(f"server: {kind!r}, valid: {', '.join(KINDS)}")
-    module = "tokenflow_sgl.launch_server" if kind == "tokenflow" else "sglang.launch_server"
+    module = "tokenflow_sgl.launch_server" if kind.startswith("tokenflow") else "sglang.launch_server"
     flags = [
         *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)),
         *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
@@ -55,6 +65,7 @@ def server_command(kind: str, *, model: Path, settings: ServerSettings, port: in
         flags.append("--disable-overlap-schedule")
     if kind == "stock-eager":
         flags += ["--schedule-conservativeness", "0.2"]
+    flags += _ABLATIONS.get(kind, ())
     return [sys.executable, "-m", module, *flags]
 
 

@@ -78,6 +78,10 @@ class StateWatch:
         before = self._counters_before or {}
         return int(self._counters.get(name, 0) - before.get(name, 0))
 
+    def growth(self) -> dict[str, int]:
+        """How much each counter grew during the run."""
+        return {name: self.counted(name) for name in self._counters}
+
     def transitions(self) -> tuple[Mapping[str, Any], ...]:
         """All transitions of the run, at_s in seconds after its start on the client's clock."""
         return tuple({**event, "at_s": event["at_s"] + self._offset_s} for event in self._transitions)
