@@ -60,9 +60,10 @@ class Event:
         return self._moment is None or self._moment.done.is_set()
 
     def synchronize(self) -> None:
-        """Block the calling thread until done. Raises the error that the event carries."""
+        """Block the calling thread until done, well or not. Does not raise: upstream's bookkeeping waits here for a copy
+        that is done already, and would end the scheduler for what costs one stream a recompute."""
         if self._moment is not None:
-            self._moment.wait()
+            self._moment.done.wait()
 
     def wait(self, stream: Stream | ComputeStream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
@@ -77,16 +78,8 @@ class Event:
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong ahead of this event in its submission; None while it is not done.
-
-        Whoever has dealt with it sets it to None: upstream synchronizes with the event again, and would raise.
-        """
+        """What went wrong ahead of this event in its submission; None while it is not done."""
         return self._moment.error if self._moment is not None else None
-
-    @error.setter
-    def error(self, value: BaseException | None) -> None:
-        if self._moment is not None:
-            self._moment.error = value
 
 
 class Begin:
@@ -201,14 +194,15 @@ class ComputeStream:
         event._moment.complete()
 
     def wait_event(self, event: Event) -> None:
-        # A forward waiting for its pages: going on would read what is not there yet.
-        event.synchronize()
+        # A forward waiting for its pages: going on would read what is not there, yet or at all.
+        if event._moment is not None:
+            event._moment.wait()
 
     def wait_stream(self, other: Any) -> None:
         if isinstance(other, Stream):
             event = Event()
             other.record_event(event)
-            event.synchronize()
+            self.wait_event(event)
 
     def synchronize(self) -> None:
         return
