@@ -114,7 +114,7 @@ class Engine:
                tokenflow: dict[str, Any] | None = None, return_logprob: bool = False, top_logprobs_num: int = 0,
                lora_id: str | None = None, custom_params: dict[str, Any] | None = None,
                custom_logit_processor: str | None = None, priority: int | None = None,
-               **sampling: Any) -> Stream:  # fmt: skip
+               extra_key: str | None = None, **sampling: Any) -> Stream:  # fmt: skip
         """Queue a request as the tokenizer would send it. Greedy and without EOS unless `sampling` says otherwise."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
@@ -134,6 +134,7 @@ class Engine:
             sampling_params=parameters, return_logprob=return_logprob, logprob_start_len=-1,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=None, stream=stream, lora_id=lora_id,
             custom_logit_processor=custom_logit_processor, priority=priority,
+            extra_key=extra_key,
         )  # fmt: skip
         request.time_stats = APIServerReqTimeStats()
         self.streams[rid] = Stream(rid, prompt_tokens=len(prompt), sent_s=self.now_s)

@@ -42,7 +42,6 @@ class HostTier:
         self.config = config
         self._ranks = scheduler.tp_size
         self._agree_on_size()
-        self.total_tokens = int(self.controller.mem_pool_host.size)
         self.stores: deque[Store] = deque()
         self.loads: list[Load] = []
         self.lost: list[tuple[Any, list[tuple[Any, Any]]]] = []  # finish event and host pins of stores given up
@@ -62,14 +61,21 @@ class HostTier:
     def _agree_on_size(self) -> None:
         """Host memory may differ between ranks. One page more on one of them and the ranks evict differently, until
         one enters a collective that the others do not."""
+        size = int(self.controller.mem_pool_host.anchor_entry.host_pool.size)
+        smallest = -int(self._agreed(torch.tensor([-size])).item())
+        if smallest < size:
+            logger.warning("host KV pool cut from %d to %d tokens, as on the smallest rank", size, smallest)
+        self.cut(smallest)
+
+    def cut(self, tokens: int) -> None:
+        """Use that many tokens of the host pool's memory. The pool must be empty."""
         group = self.controller.mem_pool_host
         pool = group.anchor_entry.host_pool
-        size = -int(self._agreed(torch.tensor([-int(pool.size)])).item())
-        if size < pool.size:
-            logger.warning("host KV pool cut from %d to %d tokens, as on the smallest rank", pool.size, size)
-            pool.size, pool.page_num = size, size // pool.page_size
+        if tokens != pool.size:
+            pool.size, pool.page_num = tokens, tokens // pool.page_size
             pool.clear()
             group.size, group.logical_size = pool.size, pool.logical_size
+        self.total_tokens = tokens
 
     def _agreed(self, values: torch.Tensor) -> torch.Tensor:
         """The greatest of each value over all ranks."""

@@ -13,6 +13,8 @@ import torch
 from sglang.srt.managers.cache_controller import CacheOperation
 from sglang.srt.mem_cache.unified_radix_cache import _OngoingWriteThrough
 
+_FIRST_NUMBER = 2**62  # above every node's: those count up from 0
+
 
 @dataclass(slots=True)
 class Repair:
@@ -53,6 +55,7 @@ class Repairs:
     def _store_again(self, node: Any, host_tokens: torch.Tensor, device_tokens: torch.Tensor) -> None:
         """Under a number that no node has: the tree knows the copy already, only its content is new."""
         self.made += 1
+        number = _FIRST_NUMBER + self.made
         lock = self.tree.inc_lock_ref(node).to_dec_params()
-        self.tree.ongoing_write_through[-self.made] = _OngoingWriteThrough(node, lock, [])
-        self.tree.cache_controller.write_queue.append(CacheOperation(host_tokens, device_tokens, -self.made))
+        self.tree.ongoing_write_through[number] = _OngoingWriteThrough(node, lock, [])
+        self.tree.cache_controller.write_queue.append(CacheOperation(host_tokens, device_tokens, number))

@@ -60,8 +60,8 @@ class Event:
         return self._moment is None or self._moment.done.is_set()
 
     def synchronize(self) -> None:
-        """Block the calling thread until done, well or not. Does not raise: upstream's bookkeeping waits here for a copy
-        that is done already, and would end the scheduler for what costs one stream a recompute."""
+        """Block the calling thread until done, well or not. Does not raise: upstream's bookkeeping comes here for every
+        copy that has ended, and would end the scheduler for what costs one stream a recompute."""
         if self._moment is not None:
             self._moment.done.wait()
 

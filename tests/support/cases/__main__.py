@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.cases import grammars, inflight, lifecycle, limits, prefixes, pressure, queueing, twins
+from support.cases import copies, grammars, inflight, lifecycle, limits, prefixes, pressure, queueing, twins
 from support.engine import Engine
 
 Case = Callable[[Engine], dict[str, Any]]
@@ -84,6 +84,25 @@ CONFIGS = {
         ),
         env=_STRICT,
     ),
+    "copies-16": Config(
+        _flags(page=16, pool=4096, more=("--hicache-ratio", "1.01")),
+        (
+            copies.collected_while_idle,
+            copies.reused_while_copied,
+            copies.failed_load,
+            copies.degraded,
+            copies.salts_and_flushes,
+            copies.whole_pages,
+            copies.lost_store,
+            copies.lost_load,
+        ),
+    ),
+    "copies-1": Config(
+        _flags(page=1, pool=4096, overlap=False, more=("--hicache-ratio", "1.01")),
+        (copies.reused_while_copied, copies.failed_load, copies.whole_pages),
+    ),
+    "copies-64": Config(_flags(page=64, pool=4096), (copies.reused_while_copied, copies.whole_pages)),
+    "copies-tight": Config(_flags(page=16, pool=1440), (copies.collected_while_decoding,)),
     "queue": Config(
         _flags(page=16, pool=16384, more=("--max-running-requests", "8", "--max-queued-requests", "4")),
         (queueing.full_queue_with_forced_parks, queueing.full_queue_under_the_policy),
