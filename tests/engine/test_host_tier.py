@@ -51,8 +51,8 @@ def test_an_idle_server_collects_what_ends(results: Results) -> None:
 
 @engines("copies-16", "copies-1", "copies-64")
 def test_what_was_parked_is_what_comes_back_however_the_copies_run(results: Results) -> None:
-    """300 parks over ten streams; copies late and in random page order, freed pages overwritten at once, eviction forced
-    on the device and a host tier that holds half of the streams. Every page that comes back from a cache is the one that
+    """300 parks over ten streams; copies late and in random page order, freed pages overwritten at once, device eviction
+    forced, and a host tier that holds half of the streams. Every page that comes back from a cache is the one that
     left, and a return while a store is open is nothing special."""
     found = results("reused_while_copied")
     report, sums = found["report"], found["sums"]
