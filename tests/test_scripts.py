@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
@@ -19,7 +20,7 @@ from tokenflow_sgl.core.qoe import StreamRecord
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-@pytest.mark.parametrize("name", ["bench_decide", "bench_fcfs", "gpu_check"])
+@pytest.mark.parametrize("name", ["bench_decide", "bench_fcfs", "gpu_check", "soak"])
 def test_a_script_tells_how_it_is_used(name: str) -> None:
     answer = subprocess.run([sys.executable, SCRIPTS / name, "--help"], capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr
@@ -80,8 +81,45 @@ def test_gpu_check_judges_what_the_servers_did(
     monkeypatch.setattr(run, "run_all", run_all)
     script = gpu_check()
     monkeypatch.setattr(script, "greedy", lambda url: [[1, 2 if differ and "tokenflow" in url else 3]])
+    monkeypatch.setattr(script, "engine_checks", lambda *_: [(True, "the engine's part")])
     monkeypatch.setattr(sys, "argv", ["gpu_check", "some-model"])
     assert script.main() == status
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
     assert len(lines) == len(failed)
     assert all(any(text in line for line in lines) for text in failed)
+
+
+FACTS = {
+    "streams": 6, "same_undisturbed": 6, "same": 6, "parks": 12, "loads": 12, "failed": 0, "publishes": 60,
+    "publish_ms": 0.5, "syncs": 0, "store_gb_s": 40.0, "load_gb_s": 45.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, None),
+        ({"same": 5}, "5 of 6 streams say the same"),
+        ({"loads": 0}, "0 loads"),
+        ({"failed": 1}, "copies that failed: 1"),
+        ({"syncs": 3}, "3 device syncs"),
+        ({"load_gb_s": None}, "not measured GB/s back"),
+    ],
+)
+def test_gpu_check_judges_what_the_engine_did(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str | None
+) -> None:
+    script = gpu_check()
+    answer = subprocess.CompletedProcess([], 0, stdout="noise\n" + json.dumps({**FACTS, **changed}) + "\n")
+    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: answer)
+    failed = [text for ok, text in script.engine_checks("model", "cuda", 4096) if not ok]
+    assert len(failed) == (says is not None)
+    assert says is None or says in failed[0]
+
+
+def test_gpu_check_says_so_when_its_engine_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = gpu_check()
+    answer = subprocess.CompletedProcess([], 1, stdout="")
+    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: answer)
+    ((ok, text),) = script.engine_checks("model", "cuda", 4096)
+    assert not ok and "status 1" in text

@@ -5,11 +5,16 @@ Field reports B15, B19, B21, B22 (b), B23 and B25; what each expects is said at 
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.engine import REPO
 from support.reports import assert_balanced, assert_served
 
 Results = Callable[[str], dict[str, Any]]
@@ -51,9 +56,9 @@ def test_an_idle_server_collects_what_ends(results: Results) -> None:
 
 @engines("copies-16", "copies-1", "copies-64")
 def test_what_was_parked_is_what_comes_back_however_the_copies_run(results: Results) -> None:
-    """300 parks over ten streams; copies late and in random page order, freed pages overwritten at once, device eviction
-    forced, and a host tier that holds half of the streams. Every page that comes back from a cache is the one that
-    left, and a return while a store is open is nothing special."""
+    """300 parks over ten streams. Copies are late and in random page order, freed pages are overwritten at once, what is
+    parked is pushed off the device, and the host tier holds half of the streams. Every page that comes back from a cache
+    is the one that left, and a return while a store is open is nothing special."""
     found = results("reused_while_copied")
     report, sums = found["report"], found["sums"]
     assert report["counters"]["parks"] == sums["returns"] == 300
@@ -164,3 +169,25 @@ def test_emptying_the_cache_is_refused_while_a_stream_is_parked_or_its_kv_is_com
     assert flush["computed"] == 220  # the prompt of 200 and the 20 tokens it had
     assert flush["report"]["streams"]["k0"]["tokens"] == results("salts_and_flushes")["solo"]["k0"]
     assert_balanced(flush["report"])
+
+
+@pytest.mark.engine
+def test_the_engine_part_of_gpu_check_runs_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """What it measures there is this machine's; a step that cannot run says so."""
+    command = [sys.executable, REPO / "scripts" / "gpu_check", REPO / "models" / "tiny", "--engine", "cpu"]
+    log = tmp_path / "log"
+    with log.open("w") as stream:
+        done = subprocess.run(
+            [*command, "--pool-tokens", "8192"],
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, log.read_text()[-3000:]
+    facts = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    assert facts["same"] == facts["same_undisturbed"] == facts["streams"]
+    assert facts["loads"] == facts["parks"] == 12 and facts["failed"] == 0
+    assert facts["publishes"] > 20 and facts["syncs"] is None
+    assert facts["store_gb_s"] > 0 and facts["load_gb_s"] > 0

@@ -50,6 +50,8 @@ class Engine:
         settings: dict[str, Any] | None = None,
         *,
         stock: bool = False,
+        model: Path = REPO / "models" / "tiny",
+        device: str = "cpu",
         tp_rank: int = 0,
         share_ports: Callable[[Any], Any] = lambda make: make(),
     ) -> None:
@@ -64,26 +66,12 @@ class Engine:
         from tokenflow_sgl.adapter import args
         from tokenflow_sgl.bench.models import ensure_model
 
-        model = REPO / "models" / "tiny"
-        ensure_model("tiny", model)
-        argv = [
-            "--model-path",
-            str(model),
-            "--device",
-            "cpu",
-            "--attention-backend",
-            "torch_native",
-            "--dtype",
-            "float32",
-        ]
-        argv += [
-            "--mem-fraction-static",
-            "0.1",
-            "--skip-server-warmup",
-            "--enable-hierarchical-cache",
-            "--hicache-ratio",
-            "4",
-        ]
+        if model == REPO / "models" / "tiny":
+            ensure_model("tiny", model)
+        argv = ["--model-path", str(model), "--device", device, "--skip-server-warmup"]
+        if device == "cpu":
+            argv += ["--attention-backend", "torch_native", "--dtype", "float32", "--mem-fraction-static", "0.1"]
+        argv += ["--enable-hierarchical-cache", "--hicache-ratio", "4"]
         argv += ["--hicache-write-policy", "write_through", "--random-seed", "1", *flags]
         self.server_args = prepare_server_args(argv)
         args.attach(self.server_args, args.TokenflowSettings.from_mapping(settings or {}))
