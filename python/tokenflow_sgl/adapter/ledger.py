@@ -26,6 +26,8 @@ class Ledger:
         self.slack_at_park_s: deque[float] = deque(maxlen=_TRANSITIONS_KEPT)  # taken by the metrics
         self.parked: list[Rid] = []
         self.published: list[tuple[Rid, int]] = []
+        self.loaded: list[tuple[Rid, int]] = []
+        self.unloaded: list[Rid] = []
         self._applied: Applied | None = None
         self._tick: Tick | None = None
         self._events: list[Event] = []
@@ -88,12 +90,16 @@ class Ledger:
             parked=tuple(self.parked),
             published=tuple(self.published),
             refused=tuple(refused),
+            loaded=tuple(self.loaded),
+            unloaded=tuple(self.unloaded),
             prefill_tokens=prefill_tokens,
             decoding=decoding,
         )
         self._before_applied = len(self._events)
         self.parked.clear()
         self.published.clear()
+        self.loaded.clear()
+        self.unloaded.clear()
 
     # ---- what the policy hears
 
