@@ -12,7 +12,7 @@ from tokenflow_sgl.core.types import EngineView, Phase, RequestView
 def request(
     rid: str, phase: Phase = Phase.RUNNING, *, context: int = 100, output: int = 50, **fields: Any
 ) -> RequestView:
-    away = phase in (Phase.WAITING, Phase.PARKED)
+    away = phase in (Phase.WAITING, Phase.PARKED, Phase.LOADING)
     values: dict[str, Any] = {
         "rid": rid,
         "phase": phase,
@@ -36,7 +36,7 @@ def engine(requests: Iterable[RequestView] = (), **fields: Any) -> EngineView:
     requests = list(requests)
     values: dict[str, Any] = {
         "now_s": 0.0,
-        "waiting": sum(r.phase in (Phase.WAITING, Phase.PARKED) for r in requests),
+        "waiting": sum(r.phase in (Phase.WAITING, Phase.PARKED, Phase.LOADING) for r in requests),
         "running": sum(r.phase is Phase.RUNNING for r in requests),
         "device_free_tokens": 1000,
         "device_total_tokens": 1000,
