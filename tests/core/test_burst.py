@@ -39,7 +39,7 @@ def near(value, rel=1e-6):
 
 
 def test_growth_of_running_streams_is_demand():
-    # 10 streams take one token each per 0.1 s: 100 tok/s. After t seconds an average of tau has 1 - exp(-t / tau) of it.
+    # 10 streams take one token each per 0.1 s: 100 tok/s. After t seconds an average has 1 - exp(-t / tau) of it.
     f = started()
     play(f, 4.0, grew=10)
     assert f.tokens.fast == near(100 * (1 - math.exp(-4 / 2)))

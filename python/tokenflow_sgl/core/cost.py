@@ -127,10 +127,12 @@ class CostBelief:
     def return_s(self, *, tail_tokens: int, host_tokens: int, ahead_tokens: int = 0) -> float:
         """Seconds from the decision to bring a stream back to its next token, by the quicker way: the copy with the
         prefill of the tail, or the prefill of both; then one step."""
-        computed_s = self.prefill_s(host_tokens + tail_tokens)
+        step_s, each_s = self.step_s, self.prefill_s_per_token
+        computed_s = max(step_s, (host_tokens + tail_tokens) * each_s)
         if host_tokens > 0:
-            computed_s = min(computed_s, self.load_s(host_tokens, ahead_tokens) + self.prefill_s(tail_tokens))
-        return computed_s + self.step_s
+            loaded_s = self.load.fixed_s + (ahead_tokens + host_tokens) * self.load.per_token_s + step_s
+            computed_s = min(computed_s, loaded_s + max(step_s, tail_tokens * each_s))
+        return computed_s + step_s
 
     def stores_within(self, seconds: float) -> int:
         """Tokens whose copy to the host ends within `seconds`, if it starts now on a free link."""

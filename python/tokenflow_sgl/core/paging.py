@@ -7,7 +7,7 @@ publishing takes no more than its share of step time, because it runs on the eng
     headroom = free memory - forecast demand
 
     below 0               HARD    who must go to make it 0 is published page by page
-    below publish_below   STEADY  who grew by the publish interval
+    below publish_below   STEADY  who grew by the publish interval; those with most slack by less, the less is left
     else                  REST    nobody will be parked soon: nothing
 """
 
@@ -42,7 +42,7 @@ class Publisher:
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
         self.likely: tuple[Rid, ...] = ()  # most slack first
-        self.grown: tuple[Rid, ...] = ()  # likewise, but only who is due, or nearly, by its growth
+        self.grown: tuple[Rid, ...] = ()  # of the others, those that grew by the interval, or nearly; likewise
         self.refused: set[Rid] = set()  # not tried again before the next look: they must not hold up the rest
         self.credit_s = config.publish_share * _CREDIT_S
         self.hard_credit_s = _HARD * self.credit_s
@@ -50,7 +50,7 @@ class Publisher:
 
     # ---- observe
 
-    def tick(self, streams: Streams, now_s: float, last_step_s: float | None) -> None:
+    def tick(self, streams: Streams, last_step_s: float | None) -> None:
         """A step ended: its share of time is earned, and now and then the order is made anew."""
         if last_step_s is not None:
             earned_s = self.config.publish_share * max(0.0, last_step_s)
@@ -60,24 +60,25 @@ class Publisher:
         self._steps -= 1
         if self._steps <= 0 and self.config.copies == "ahead":
             self._steps = _REFRESH_STEPS
-            self._refresh(streams, now_s)
+            self._refresh(streams)
 
-    def _refresh(self, streams: Streams, now_s: float) -> None:
+    def _refresh(self, streams: Streams) -> None:
         streams.settle()
         least = self.config.publish_interval_tokens - _REFRESH_STEPS
-        slacks: list[tuple[float, Rid]] = []
+        slacks: list[tuple[float, Rid]] = []  # by the moment the buffer runs dry, which orders as slack does
         grown: list[tuple[float, Rid]] = []
         for s in streams:
             if not s.running or s.output_tokens == 0 or s.parks >= self.config.max_parks:
                 continue
             if s.max_output_tokens - s.output_tokens <= NEARLY_DONE_TOKENS:
                 continue
-            entry = (-(math.inf if s.buffer is None else s.buffer.slack_s(now_s)), s.rid)
+            entry = (-math.inf if s.buffer is None else -s.buffer.runs_dry_at_s(), s.rid)
             slacks.append(entry)
-            if _written(s) - s.published_tokens >= least:
+            if s.prompt_tokens + s.output_tokens - s.published_tokens > least:
                 grown.append(entry)
-        self.likely = tuple(rid for _, rid in heapq.nsmallest(_LIKELY, slacks))
-        self.grown = tuple(rid for _, rid in sorted(grown))
+        likely = heapq.nsmallest(_LIKELY, slacks)
+        self.likely = tuple(rid for _, rid in likely)
+        self.grown = tuple(rid for _, rid in sorted(set(grown).difference(likely)))
         self.refused.clear()
 
     def published(self, rid: Rid, up_to: int, streams: Streams, cost: CostBelief) -> None:
@@ -105,41 +106,60 @@ class Publisher:
         """(rid, up to token) of those to publish now, in whole pages, as much as the link takes in about a step."""
         if self.config.copies != "ahead" or not view.host_ok:
             return ()
-        mode = self.mode(view, demand_tokens)
-        if mode is Mode.REST:
+        per_step = self.config.publish_per_step
+        if per_step == 0 or self.hard_credit_s <= 0.0 or not self.likely:
             return ()
-        hard = mode is Mode.HARD
-        order = self.likely if hard else self.grown
-        credit_s = self.hard_credit_s if hard else self.credit_s
-        most = self.config.publish_per_step * (_HARD if hard else 1)
-        if credit_s <= 0.0 or not order or most == 0:
+        if self.mode(view, demand_tokens) is Mode.REST:
             return ()
         page = view.page_tokens
+        room = self._room_tokens(view, cost)
+        # Those that must go for the headroom to be 0 are worth every page, and the larger share of time.
+        missing = demand_tokens - view.device_free_tokens
+        interval = self.config.publish_interval_tokens
+        nearly = max(page, self._interval(view, -missing, cost))
+        find, refused = streams.by_rid.get, self.refused
+        times, credit_s = (_HARD, self.hard_credit_s) if missing > 0 else (1, self.credit_s)
+        found: list[tuple[Rid, int]] = []
+        spent_s = 0.0
+        for least, rids in ((nearly, self.likely), (interval, self.grown)):
+            for rid in rids:
+                if room < page or spent_s >= credit_s or len(found) >= per_step * times:
+                    return tuple(found)
+                s = find(rid)
+                if s is None or not s.running:
+                    continue
+                written = s.prompt_tokens + s.output_tokens - 1
+                start = s.published_tokens - s.published_tokens % page  # whole pages are in the tree, no part of one
+                due = written - start >= (page if missing > 0 else least)
+                if missing > 0:
+                    missing -= written
+                    if missing <= 0:
+                        times, credit_s = 1, self.credit_s
+                if not due or rid in refused:
+                    continue
+                end = min(written - written % page, start + room - room % page)
+                if end > s.published_tokens:
+                    found.append((rid, end))
+                    room -= end - start
+                    spent_s += cost.publish.seconds(written)
+        return tuple(found)
+
+    def _interval(self, view: EngineView, headroom: float, cost: CostBelief) -> float:
+        """Tokens that the next to be parked grow between publishes. The less is left, the nearer they are to being
+        chosen, and a burst that nobody foresaw finds them as they are; but all of them must get their turn."""
+        interval = self.config.publish_interval_tokens
+        left = headroom / max(1.0, self.config.publish_below * view.device_total_tokens)
+        each_s = cost.publish.seconds(view.device_total_tokens // max(1, view.running))
+        a_step = self.config.publish_share * cost.step_s / each_s if each_s > 0.0 else math.inf
+        turn = len(self.likely) / min(self.config.publish_per_step, a_step) if a_step > 0.0 else math.inf
+        return min(interval, max(turn, interval * left))
+
+    def _room_tokens(self, view: EngineView, cost: CostBelief) -> int:
+        """What the link stores in about half a step, and the host has room for."""
         room = cost.stores_within(_STEP_SHARE * cost.step_s) - view.storing_tokens
         if view.storing_tokens == 0:
-            room = max(room, page)  # a link slower than a page a step is still better than none
-        room = min(room, view.host_free_tokens)
-        by_rid = streams.by_rid
-        # Those that must go for the headroom to be 0 are worth every page; the rest of the order wait for the interval.
-        missing = demand_tokens - view.device_free_tokens
-        found: list[tuple[Rid, int]] = []
-        for rid in order:
-            if room < page or credit_s <= 0.0 or len(found) >= most:
-                break
-            s = by_rid.get(rid)
-            if s is None or not s.running or rid in self.refused:
-                continue
-            written = _written(s)
-            least = page if missing > 0 else self.config.publish_interval_tokens
-            missing -= written
-            start = s.published_tokens - s.published_tokens % page
-            end = min(written - written % page, start + room - room % page)
-            if written - start < least or end <= s.published_tokens:
-                continue
-            found.append((rid, end))
-            room -= end - start
-            credit_s -= cost.publish.seconds(written)
-        return tuple(found)
+            room = max(room, view.page_tokens)  # a link slower than a page a step is still better than none
+        return min(room, view.host_free_tokens)
 
 
 def _written(s: Stream) -> int:

@@ -89,7 +89,7 @@ class TokenFlowPolicy:
             for tokens, seconds in samples:
                 line.learn(tokens, seconds)
         self.forecast.tick(tick.now_s, grew_tokens=self._last_batch[1], idle=tick.last_step_s is None)
-        self.publisher.tick(self.streams, tick.now_s, tick.last_step_s)
+        self.publisher.tick(self.streams, tick.last_step_s)
 
     def _applied(self, event: Applied) -> None:
         for rid, up_to in event.published:
@@ -238,20 +238,21 @@ class TokenFlowPolicy:
     ) -> list[Victim]:
         """Those that `may` be parked, with what their return will take: the copy of what is on the host by then, and
         the prefill of the rest."""
-        by_rid, now_s, rank, return_s = self.streams.by_rid, self.now_s, self._rank, self.cost.return_s
-        none, at_park = self.config.copies == "none" or not view.host_ok, self.config.copies == "at_park"
+        by_rid, now_s, config, return_s = self.streams.by_rid, self.now_s, self.config, self.cost.return_s
+        none, at_park = config.copies == "none" or not view.host_ok, config.copies == "at_park"
         found: list[Victim] = []
         for r in running:
             s = by_rid.get(r.rid)
             if s is None or not may(r, s):
                 continue
-            if s.buffer is None:
-                found.append(Victim(r.rid, r.frees_tokens, rank(s, self.config.batch_turn_s, 0.0, 0.0), math.inf))
-                continue
-            slack_s = s.buffer.slack_s(now_s)
-            host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
-            back_s = return_s(tail_tokens=r.context_tokens - host, host_tokens=host)
-            found.append(Victim(r.rid, r.frees_tokens, rank(s, slack_s, 0.0, 0.0), slack_s, back_s))
+            slack_s, spent_s = math.inf, 0.0
+            if s.buffer is not None:
+                host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
+                slack_s = s.buffer.slack_s(now_s)
+                spent_s = return_s(tail_tokens=r.context_tokens - host, host_tokens=host)
+            rank_s = config.batch_turn_s if s.buffer is None else slack_s
+            rank = self._priority(slack_s=rank_s, wait_s=0.0, unstarted=False, prefill_s=0.0, config=config)
+            found.append(Victim(r.rid, r.frees_tokens, rank, slack_s, spent_s))
         return found
 
     def _rank(self, s: Stream, slack_s: float, wait_s: float, prefill_s: float) -> float:
