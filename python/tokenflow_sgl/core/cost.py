@@ -120,9 +120,16 @@ class CostBelief:
         return self.load.seconds(ahead_tokens + tokens) + self.step_s
 
     def load_is_cheaper(self, *, host_tokens: int, tail_tokens: int, ahead_tokens: int = 0) -> bool:
-        """The learned break-even: copy what the host has and compute the tail, or compute both."""
+        """The learned break-even for the one that comes in: copy what the host has and compute the tail, or compute
+        both."""
         loaded_s = self.load_s(host_tokens, ahead_tokens) + self.prefill_s(tail_tokens)
         return loaded_s < self.prefill_s(host_tokens + tail_tokens)
+
+    def load_spares_engine(self, *, host_tokens: int, tail_tokens: int, ahead_tokens: int = 0) -> bool:
+        """The break-even for the others: the copy passes beside their forwards, and computing would hold them all up.
+        The step that notices the end of the copy costs them nothing."""
+        spared_s = self.prefill_s(host_tokens + tail_tokens) - self.prefill_s(tail_tokens)
+        return self.load.seconds(ahead_tokens + host_tokens) < spared_s
 
     def return_s(self, *, tail_tokens: int, host_tokens: int, ahead_tokens: int = 0) -> float:
         """Seconds from the decision to bring a stream back to its next token, by the quicker way: the copy with the
