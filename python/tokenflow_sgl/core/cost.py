@@ -125,11 +125,12 @@ class CostBelief:
         loaded_s = self.load_s(host_tokens, ahead_tokens) + self.prefill_s(tail_tokens)
         return loaded_s < self.prefill_s(host_tokens + tail_tokens)
 
-    def load_spares_engine(self, *, host_tokens: int, tail_tokens: int, ahead_tokens: int = 0) -> bool:
+    def load_spares_engine(self, *, host_tokens: int, tail_tokens: int) -> bool:
         """The break-even for the others: the copy passes beside their forwards, and computing would hold them all up.
-        The step that notices the end of the copy costs them nothing."""
+        The queue and the step that notices the end cost them nothing; and where each copy is quicker than its prefill,
+        all of them together are quicker than all prefills, which queue as well."""
         spared_s = self.prefill_s(host_tokens + tail_tokens) - self.prefill_s(tail_tokens)
-        return self.load.seconds(ahead_tokens + host_tokens) < spared_s
+        return self.load.seconds(host_tokens) < spared_s
 
     def return_s(self, *, tail_tokens: int, host_tokens: int, ahead_tokens: int = 0) -> float:
         """Seconds from the decision to bring a stream back to its next token, by the quicker way: the copy with the

@@ -142,9 +142,12 @@ class Returns:
             return computed
         other_s = computed.compute_s if self.view.load_slots <= 0 else None
         loaded = Way(other_s is None, cost.load_s(host, ahead_tokens), cost.prefill_s(tail), other_s)
-        # Only to an unstarted reader is a step more worth the time of all others.
-        better = cost.load_is_cheaper if s.unstarted else cost.load_spares_engine
-        return loaded if better(host_tokens=host, tail_tokens=tail, ahead_tokens=ahead_tokens) else computed
+        # Only for an unstarted reader is it worth the time of all others to come in a little sooner.
+        if s.unstarted:
+            better = cost.load_is_cheaper(host_tokens=host, tail_tokens=tail, ahead_tokens=ahead_tokens)
+        else:
+            better = cost.load_spares_engine(host_tokens=host, tail_tokens=tail)
+        return loaded if better else computed
 
     def _may_wait(self, s: Stream, slack_s: float, way: Way, other_s: float) -> bool:
         """Whether it may wait for a transfer to end. A reader that has tokens left may until the copy would come too
