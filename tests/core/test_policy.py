@@ -318,6 +318,23 @@ def test_withheld_reasoning_counts_as_batch_until_it_is_visible():
     assert p.slack_of("nobody", 1.0) is None
 
 
+def test_the_forecast_can_be_seen_with_the_mode_of_publishing_where_memory_is_known():
+    p = policy()
+    p.observe(Tick(0.0))
+    for i in range(100):  # 10 streams take one token each in 0.1 s: 100 tok/s, and after 10 s the fast average has 99%
+        p.observe(Applied(decoding=10))
+        p.observe(Tick(0.1 * (i + 1), 0.1))
+    seen = p.forecast_snapshot(None)
+    assert seen["mode"] is None
+    assert seen["demand_tokens"] == pytest.approx(4 * 100, rel=0.01)
+    assert set(seen) == {
+        *("horizon_s", "arrivals_per_s", "tokens_per_s", "demand_tokens", "error_ratio", "bias_ratio", "mode")
+    }
+    # 1000 tokens of which 400 are spoken for: rest down to 900 free, hard below 400.
+    for free, mode in ((900, "rest"), (890, "steady"), (390, "hard")):
+        assert p.forecast_snapshot(engine(device_free_tokens=free))["mode"] == mode, free
+
+
 # ---- whole runs
 
 BACKGROUND = [Job(f"b{i}", 100, 600) for i in range(4)]

@@ -149,7 +149,8 @@ class Publisher:
         chosen, and a burst that nobody foresaw finds them as they are; but all of them must get their turn."""
         interval = self.config.publish_interval_tokens
         left = headroom / max(1.0, self.config.publish_below * view.device_total_tokens)
-        each_s = cost.publish.seconds(view.device_total_tokens // max(1, view.running))
+        held_tokens = max(0, view.device_total_tokens - view.device_free_tokens)
+        each_s = cost.publish.seconds(held_tokens // max(1, view.running))
         a_step = self.config.publish_share * cost.step_s / each_s if each_s > 0.0 else math.inf
         turn = len(self.likely) / min(self.config.publish_per_step, a_step) if a_step > 0.0 else math.inf
         return min(interval, max(turn, interval * left))
