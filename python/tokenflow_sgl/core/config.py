@@ -121,7 +121,7 @@ class PolicyConfig:
     load_prior_tok_s: float = _setting(
         100_000.0, "tok/s", 1.0, 1e9, "speed of copies to the host and back believed before the first one is seen"
     )
-    publish_prior_s: float = _setting(
+    publish_fixed_prior_s: float = _setting(
         0.0003, "s", 0.0, 1.0, "fixed part of the time of one publish believed before the first one is seen"
     )
     publish_prior_tok_s: float = _setting(

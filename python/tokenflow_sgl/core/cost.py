@@ -79,7 +79,7 @@ class CostBelief:
             1.0 / config.prefill_prior_tok_s,
             store=Line(0.0, 1.0 / config.load_prior_tok_s),
             load=Line(0.0, 1.0 / config.load_prior_tok_s),
-            publish=Line(config.publish_prior_s, 1.0 / config.publish_prior_tok_s),
+            publish=Line(config.publish_fixed_prior_s, 1.0 / config.publish_prior_tok_s),
         )
 
     @property
