@@ -24,3 +24,14 @@ def test_an_arrival_while_the_batch_was_formed_is_told_before_the_admission_in_i
     assert [type(e) for e in events] == [Arrived, Applied, Tick, Emitted, Arrived]
     assert [e.rid for e in events if isinstance(e, Arrived)] == ["grammar", "next"]
     assert ledger.drain() == []
+
+
+def test_what_loads_came_to_is_told_once_with_the_step_in_which_it_was_seen() -> None:
+    ledger = Ledger()
+    ledger.loaded.append(("a", 64))
+    ledger.unloaded.append("b")
+    ledger.applied([], [], prefill_tokens=0, decoding=0)
+    assert ledger.has_news
+    assert ledger.drain() == [Applied(loaded=(("a", 64),), unloaded=("b",))]
+    ledger.applied([], [], prefill_tokens=0, decoding=0)
+    assert not ledger.has_news

@@ -30,6 +30,13 @@ def test_every_setting_says_what_it_is_for():
         assert f.metadata["choices"] or f.metadata["min"] < f.metadata["max"], f.name
 
 
+def test_settings_differ_in_more_than_their_unit():
+    # Flags leave the unit out: two settings that differ by it alone would be one flag, and the launcher dies of it.
+    units = ("_tok_s", "_tokens", "_steps", "_s")
+    bare = [next((f.name.removesuffix(u) for u in units if f.name.endswith(u)), f.name) for f in fields(PolicyConfig)]
+    assert len(set(bare)) == len(bare)
+
+
 @pytest.mark.parametrize("f", NUMBERS, ids=lambda f: f.name)
 def test_a_number_may_stand_on_its_bounds_and_not_beyond(f):
     kind, low, high = type(f.default), f.metadata["min"], f.metadata["max"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenflow_sgl.core.config import PolicyConfig
-from tokenflow_sgl.core.cost import CostBelief
+from tokenflow_sgl.core.cost import CostBelief, Line
 
 
 def belief():
@@ -20,7 +20,10 @@ def test_before_the_first_step_the_prior_is_believed():
     c = belief()
     assert c.prefill_s(1000) == near(0.5)  # 1000 / 2000
     assert c.prefill_s(1) == near(0.03)  # never less than a step
-    assert c.return_s(tail_tokens=100, host_tokens=1000) == near(0.01 + 0.05 + 0.03)  # load, prefill, one step
+    # The copy, a step to notice its end, the prefill, and one step.
+    assert c.return_s(tail_tokens=100, host_tokens=1000) == near(0.01 + 0.03 + 0.05 + 0.03)
+    assert c.publish.seconds(5000) == near(0.0003 + 0.001)
+    assert c.store_s_per_token == c.load_s_per_token == near(1e-5)
 
 
 def test_the_first_decode_steps_replace_the_prior_by_their_mean():
@@ -71,13 +74,84 @@ def test_one_hiccup_of_the_machine_is_not_a_cost():
     assert c.prefill_s(1000) == near(1.0)
 
 
-def test_copies_teach_the_load_speed_and_impossible_ones_do_not():
+def test_copies_all_alike_scale_the_belief_to_their_mean():
     c = belief()
-    c.learn_copy(0, 1.0)
-    c.learn_copy(100, 0.0)
-    assert c.load_s_per_token == near(1e-5)
-    c.learn_copy(1000, 0.11)  # 1.1e-4 a token: 1e-5 + 0.1 x (1.1e-4 - 1e-5) = 2e-5
-    assert c.load_s_per_token == near(2e-5)
+    c.load.learn(1000, 0.02)  # 2e-5 a token
+    assert c.load_s_per_token == near(2e-5) and c.load.fixed_s == 0.0
+    c.load.learn(1000, 0.04)
+    assert c.load.seconds(1000) == near(0.03)
+    assert c.store_s_per_token == near(1e-5)  # the other direction is another link
+
+
+def test_copies_of_different_sizes_tell_what_is_fixed_from_what_grows():
+    # 2 ms and 3e-5 a token, exactly: 32 ms for 1000, 17 ms for 500.
+    line = Line(0.0, 1e-5)
+    for tokens in (1000, 500, 2000):
+        line.learn(tokens, 0.002 + 3e-5 * tokens)
+    assert (line.fixed_s, line.per_token_s) == (near(0.002), near(3e-5))
+
+
+def test_copies_that_fit_no_line_leave_no_negative_part():
+    line = Line(0.0, 1e-5)
+    line.learn(1000, 0.5)
+    line.learn(2000, 0.1)  # the larger was quicker: the shape is kept, the mean is 1500 tokens in 0.3 s
+    assert (line.fixed_s, line.per_token_s) == (0.0, near(0.3 / 1500))
+    line = Line(0.0, 1e-5)
+    line.learn(1000, 0.01)
+    line.learn(2000, 0.11)  # 1e-4 a token would leave -0.09 s for none: 0.06 s for 1500 tokens and nothing fixed
+    assert (line.fixed_s, line.per_token_s) == (0.0, near(0.06 / 1500))
+
+
+def test_a_publish_is_learned_over_the_whole_context():
+    c = belief()
+    for context in (1000, 8000, 3000, 5000):
+        c.publish.learn(context, 0.0002 + 4e-7 * context)
+    assert c.publish.seconds(10_000) == near(0.0042)
+
+
+def test_an_impossible_copy_teaches_nothing_and_one_hiccup_neither():
+    line = Line(0.0, 1e-5)
+    line.learn(0, 1.0)
+    line.learn(100, 0.0)
+    assert line == Line(0.0, 1e-5)
+    for _ in range(3):
+        line.learn(1000, 0.01)
+    line.learn(1000, 5.0)
+    assert line.seconds(1000) == near(0.01)
+
+
+def test_a_load_waits_for_those_ahead_and_for_the_step_that_notices():
+    # 1e-5 a token: 3000 behind 2000 take 50 ms, and a step of 30 ms.
+    assert belief().load_s(3000, 2000) == near(0.05 + 0.03)
+
+
+def test_a_copy_is_begun_where_it_is_quicker_than_computing_and_nowhere_else():
+    # Prefill 5e-4 a token, tail of 20 below a step (0.03). Computed: (h + 20) x 5e-4. Copied: h x 1e-5 + 0.03 + 0.03.
+    # Equal at 4.9e-4 h = 0.05, h = 102.04.
+    c = belief()
+    assert not c.load_is_cheaper(host_tokens=102, tail_tokens=20)
+    assert c.load_is_cheaper(host_tokens=103, tail_tokens=20)
+    # 10,000 tokens ahead take 0.1 s more: 4.9e-4 h = 0.15, h = 306.1.
+    assert not c.load_is_cheaper(host_tokens=306, tail_tokens=20, ahead_tokens=10_000)
+    assert c.load_is_cheaper(host_tokens=307, tail_tokens=20, ahead_tokens=10_000)
+
+
+def test_the_break_even_is_learned():
+    c = belief()
+    assert c.load_is_cheaper(host_tokens=1000, tail_tokens=20)
+    for _ in range(3):
+        c.load.learn(1000, 1.0)  # 1 ms a token, twice the prefill
+    assert not c.load_is_cheaper(host_tokens=1000, tail_tokens=20)
+    assert c.return_s(tail_tokens=20, host_tokens=1000) == near(1020 / 2000 + 0.03)  # by the quicker way
+
+
+def test_what_is_stored_within_a_time():
+    c = belief()
+    assert c.stores_within(0.015) == pytest.approx(1500, abs=1)  # 1e-5 a token
+    for tokens in (1000, 500, 2000):
+        c.store.learn(tokens, 0.002 + 1e-5 * tokens)
+    assert c.stores_within(0.0125) == pytest.approx(1050, abs=1)
+    assert c.stores_within(0.001) == 0  # less than the fixed part
 
 
 def test_the_same_steps_give_the_same_beliefs():
@@ -85,5 +159,6 @@ def test_the_same_steps_give_the_same_beliefs():
     for c in (a, b):
         for i in range(50):
             c.learn_step(0.01 + i / 1000, prefill_tokens=(i % 3) * 40, decoding=i % 5)
-            c.learn_copy(i, i / 1e5)
+            for line in (c.store, c.load, c.publish):
+                line.learn(i * i, i / 1e5)
     assert a == b

@@ -34,12 +34,17 @@ class Tape:
         self.log.append(("publish", rid, up_to))
         return up_to
 
+    def load(self, rids):
+        self.log.append(("load", rids))
+        return rids
+
     def admit(self, order, *, reserve_tokens, prefill_tokens):
         self.log.append(("admit", order, reserve_tokens, prefill_tokens))
 
 
 def test_a_step_observes_looks_decides_and_acts_in_that_order():
-    plan = Plan(park=("a", "b"), publish=(("c", 5), ("d", 6)), admit=("n",), reserve_tokens=7, prefill_tokens=8)
+    verbs = {"park": ("a", "b"), "publish": (("c", 5), ("d", 6)), "load": ("e", "f"), "admit": ("n",)}
+    plan = Plan(**verbs, reserve_tokens=7, prefill_tokens=8)
     tape = Tape(plan)
     events = [Tick(1.0), Finished("x")]
     assert drive_step(tape, tape, events) is plan
@@ -51,6 +56,7 @@ def test_a_step_observes_looks_decides_and_acts_in_that_order():
         ("park", "b"),
         ("publish", "c", 5),
         ("publish", "d", 6),
+        ("load", ("e", "f")),
         ("admit", ("n",), 7, 8),
     ]
 
@@ -76,7 +82,10 @@ NEW = request("new", Phase.WAITING, context=60)
 PREFILL = request("prefill", Phase.PREFILL)
 PINNED = request("pinned", preemptible=False)
 FRESH = request("fresh", output=0)
-ALL = [RUN, OTHER, PARKED, NEW, PREFILL, PINNED, FRESH]
+HOST = request("host", Phase.PARKED, context=120, host_hit_tokens=80)
+HELD = request("held", Phase.PARKED, context=80, host_hit_tokens=16, held_tokens=64)
+LOADING = request("loading", Phase.LOADING, context=80)
+ALL = [RUN, OTHER, PARKED, NEW, PREFILL, PINNED, FRESH, HOST, HELD, LOADING]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +113,18 @@ ALL = [RUN, OTHER, PARKED, NEW, PREFILL, PINNED, FRESH]
         (Plan(park=("run", "other"), publish=(), admit=()), None),
         (Plan(publish=(("run", 65), ("other", 100))), None),
         (HOLD_NOTHING, None),
+        (Plan(load=("ghost",)), "unknown rid 'ghost'"),
+        (Plan(load=("host", "host")), "loaded twice"),
+        (Plan(load=("parked",)), "parked: nothing to load, it is parked with 0 on the host"),
+        (Plan(load=("held",)), "held: nothing to load"),
+        (Plan(load=("loading",)), "loading: nothing to load, it is loading"),
+        (Plan(load=("run",)), "run: nothing to load, it is running"),
+        (Plan(load=("host",), admit=("host",)), "host: admitted in the step its load starts in"),
+        (Plan(admit=("loading",)), "loading: cannot be admitted, it is loading"),
+        (Plan(park=("loading",)), "loading: only a stream whose first token has left can be parked, it is loading"),
+        (Plan(load=("host",), admit=("new",)), "admits 140 tokens into 139 free + 0 freed"),  # 80 + 60
+        (Plan(park=("run",), load=("host",), admit=("new",)), None),
+        (Plan(load=("host",)), None),
     ],
 )
 def test_each_rule_of_legality_is_named_and_what_is_legal_passes(plan, problem):
@@ -112,3 +133,9 @@ def test_each_rule_of_legality_is_named_and_what_is_legal_passes(plan, problem):
         assert problems == []
     else:
         assert any(problem in p for p in problems), problems
+
+
+@pytest.mark.parametrize("fields", [{"load_slots": 0}, {"host_ok": False}])
+def test_no_load_is_legal_without_a_slot_or_a_host(fields):
+    assert check_plan(engine(ALL, device_free_tokens=139, **fields), Plan(load=("host",)))
+    assert not check_plan(engine(ALL, device_free_tokens=139, **fields), Plan())

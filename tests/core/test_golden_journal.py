@@ -9,6 +9,7 @@ import pytest
 from support import golden
 from tokenflow_sgl.core.journal import read, replay
 from tokenflow_sgl.core.policies import policy_from_header
+from tokenflow_sgl.core.types import Phase
 
 ANEW = "if the change is meant, write it anew: PYTHONPATH=tests .venv/bin/python -m support.golden"
 
@@ -35,8 +36,12 @@ def test_the_golden_scenario_still_runs_to_the_golden_plans(run):
 def test_the_golden_journal_shows_what_it_is_kept_for(run):
     _, record = run
     assert record.parks and any(record.returns_of(rid) for _, _, rid in record.parks)
-    assert record.published_tokens
+    assert record.published_tokens and record.loaded_tokens
     assert set(record.finished.values()) == {"stop"}
+    phases = {
+        r["phase"] for line in golden.GOLDEN.read_text().splitlines()[1:] for r in json.loads(line)["requests"] or ()
+    }
+    assert phases == {phase.value for phase in Phase}
     kinds = {name for line in golden.GOLDEN.read_text().splitlines()[1:] for name, _ in json.loads(line)["events"]}
     assert kinds >= {"Applied", "Tick", "Arrived", "Emitted", "Finished"}
 

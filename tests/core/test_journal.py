@@ -28,8 +28,8 @@ from tokenflow_sgl.core.types import (
 )
 
 EVENTS = [
-    Applied((("a", 5, 0), ("b", 7, 64)), ("c",), (("d", 64), ("e", 0)), ("f",), 12, 3),
-    Tick(0.1 + 0.2, 1e-3, ((64, 0.25), (16, 1 / 3))),
+    Applied((("a", 5, 0), ("b", 7, 64)), ("c",), (("d", 64), ("e", 0)), ("f",), (("g", 48),), ("h",), 12, 3),
+    Tick(0.1 + 0.2, 1e-3, ((64, 0.25), (16, 1 / 3)), ((32, 0.5),), ((600, 1e-4),)),
     Tick(7.0),
     Arrived('odd "id"\n\u00e9', 10, 20, ReaderClass.READER, 2.5, True),
     Arrived("p", 10, 20, ReaderClass.AGENT, None),
@@ -42,7 +42,7 @@ EVENTS = [
 PLANS = [
     Plan(),
     Plan(admit=()),
-    Plan(park=("a",), publish=(("b", 64),), admit=("c", "d"), reserve_tokens=64, prefill_tokens=0),
+    Plan(park=("a",), publish=(("b", 64),), load=("e",), admit=("c", "d"), reserve_tokens=64, prefill_tokens=0),
 ]
 
 
@@ -56,16 +56,17 @@ def written(tmp_path, steps, header=None):
 
 
 def test_events_views_and_plans_come_back_as_they_went_in(tmp_path):
-    views = [engine(now_s=0.1 + 0.2), engine([request("a"), request("w", Phase.PARKED, priority=-3)]), engine()]
-    assert [r.rid for r in views[1].requests()] == ["a", "w"]
+    requests = [request("a"), request("w", Phase.PARKED, priority=-3), request("l", Phase.LOADING, held_tokens=7)]
+    views = [engine(now_s=0.1 + 0.2), engine(requests, host_ok=False, storing_tokens=64, load_slots=1), engine()]
+    assert [r.rid for r in views[1].requests()] == ["a", "w", "l"]
     steps = list(zip((EVENTS, EVENTS[:1], []), views, PLANS, strict=True))
     header, read = j.read(written(tmp_path, steps))
-    assert header["policy"] == "fcfs" and header["journal"] == 1
+    assert header["policy"] == "fcfs" and header["journal"] == 2
     for (events, view, plan), (events_, view_, plan_) in zip(steps, read, strict=True):
         assert events_ == events
         assert plan_ == plan
         assert view_.built == view.built
-        for name in ("now_s", "waiting", "running", "device_free_tokens", "max_running", "page_tokens"):
+        for name in j._VIEW_FIELDS:
             assert getattr(view_, name) == getattr(view, name)
 
 
@@ -101,11 +102,18 @@ def test_every_line_is_on_the_disk_when_its_step_is_done():
     assert stream.flushed == 2
 
 
-@pytest.mark.parametrize("text", ["", "\n", "[]\n", '{"journal": 2}\n', '{"policy": "fcfs"}\n', "not json\n"])
+@pytest.mark.parametrize("text", ["", "\n", "[]\n", '{"journal": 3}\n', '{"policy": "fcfs"}\n', "not json\n"])
 def test_what_is_no_journal_is_refused(tmp_path, text):
     path = tmp_path / "x"
     path.write_text(text)
     with pytest.raises(ValueError):
+        j.read(path)
+
+
+def test_a_journal_of_another_release_is_refused_by_its_version(tmp_path):
+    path = tmp_path / "old"
+    path.write_text('{"journal": 1, "policy": "fcfs"}\n')
+    with pytest.raises(ValueError, match=r"old: a journal of version 1; this release reads version 2 only"):
         j.read(path)
 
 

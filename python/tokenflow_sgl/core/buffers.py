@@ -70,8 +70,14 @@ class ClientBuffer:
         return self.generated_tokens - self.consumed_tokens(now_s)
 
     def slack_s(self, now_s: float) -> float:
-        """S = B / R: seconds the client can go on without a new token. 0 before the first one."""
-        return self.buffer_tokens(now_s) / self.rate_tok_s
+        """S = B / R: seconds the client can go on without a new token. 0 before the first one.
+
+        Spelled out: it is asked for hundreds of streams in a step.
+        """
+        if self.anchor_s is None:
+            return 0.0
+        read = self.anchor_tokens + self.rate_tok_s * max(0.0, now_s - self.anchor_s)
+        return max(0.0, self.generated_tokens - read) / self.rate_tok_s
 
     def runs_dry_at_s(self) -> float:
         """The moment slack reaches 0 if nothing more is emitted; minus infinity before the first token."""

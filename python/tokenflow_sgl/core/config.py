@@ -97,10 +97,19 @@ class PolicyConfig:
     publish_interval_tokens: int = _setting(
         96, "tokens", 1, 100_000, "tokens a running stream grows before its KV is published again"
     )
-    publish_per_step: int = _setting(1, "", 0, 1000, "streams published in one step")
+    publish_per_step: int = _setting(
+        1, "", 0, 1000,
+        "streams published in one step; four times as many while the forecast says that memory runs out",
+    )  # fmt: skip
     publish_below: float = _setting(
-        0.5, "", 0.0, 1.0, "publish only while the free share of device memory is below this"
-    )
+        0.5, "", 0.0, 1.0,
+        "publish only while the share of device memory that is free beyond the forecast is below this",
+    )  # fmt: skip
+    publish_share: float = _setting(
+        0.02, "", 0.0, 1.0,
+        "share of step time that publishing may take on the engine's own thread; four times this while the forecast "
+        "says that memory runs out; 0 publishes nothing",
+    )  # fmt: skip
     batch_turn_s: float = _setting(
         20.0, "s", 0.1, 3600.0,
         "virtual slack of work without a reader; it falls while the work waits, so that none starves",
@@ -110,7 +119,13 @@ class PolicyConfig:
     )
     step_prior_s: float = _setting(0.03, "s", 1e-5, 60.0, "decode step time believed before the first step is seen")
     load_prior_tok_s: float = _setting(
-        100_000.0, "tok/s", 1.0, 1e9, "host-to-device speed believed before the first copy is seen"
+        100_000.0, "tok/s", 1.0, 1e9, "speed of copies to the host and back believed before the first one is seen"
+    )
+    publish_fixed_prior_s: float = _setting(
+        0.0003, "s", 0.0, 1.0, "fixed part of the time of one publish believed before the first one is seen"
+    )
+    publish_prior_tok_s: float = _setting(
+        5e6, "tok/s", 1.0, 1e9, "context tokens that a publish goes through in a second, believed likewise"
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the policy believes a step, a prefill and a copy cost: learned from Tick over a prior.
+"""What the policy believes a step, a prefill, a copy and a publish cost: learned from Tick over a prior.
 
 Owns beliefs only; the simulator's true timings are another object. Invariant: fed the same events, the same beliefs.
 """
@@ -12,22 +12,83 @@ from .config import PolicyConfig
 _GAIN = 0.1  # weight of a new sample; about the last 20 samples count
 _MIN_PREFILL_TOKENS = 32  # below this a prefill step's time says more about overhead than about speed
 _OUTLIER = 20.0  # a sample this many times the belief is a hiccup of the machine, unless it is the third in a row
+_SPREAD = 0.05  # sizes must differ by this share of their mean before they tell what is fixed from what grows
+
+
+@dataclass(slots=True)
+class Line:
+    """seconds = fixed_s + per_token_s * tokens, fitted to the latest samples by weighted least squares."""
+
+    fixed_s: float
+    per_token_s: float
+    samples: int = 0
+    outliers: int = 0  # in a row
+    mean_tokens: float = 0.0
+    mean_s: float = 0.0
+    variance: float = 0.0
+    covariance: float = 0.0
+
+    def seconds(self, tokens: int) -> float:
+        return self.fixed_s + tokens * self.per_token_s
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        if tokens <= 0 or seconds <= 0.0:
+            return
+        hiccup = self.samples >= 3 and seconds > _OUTLIER * self.seconds(tokens)
+        self.outliers = self.outliers + 1 if hiccup else 0
+        if 0 < self.outliers < 3:
+            return
+        self.samples += 1
+        gain = max(_GAIN, 1.0 / self.samples)
+        off_tokens, off_s = tokens - self.mean_tokens, seconds - self.mean_s
+        self.mean_tokens += gain * off_tokens
+        self.mean_s += gain * off_s
+        self.variance = (1.0 - gain) * (self.variance + gain * off_tokens * off_tokens)
+        self.covariance = (1.0 - gain) * (self.covariance + gain * off_tokens * off_s)
+        self._fit()
+
+    def _fit(self) -> None:
+        if self.covariance <= 0.0 or self.variance <= (_SPREAD * self.mean_tokens) ** 2:
+            # Sizes all alike tell nothing of the shape: the line keeps its own and is scaled to the mean.
+            scale = self.mean_s / (self.fixed_s + self.mean_tokens * self.per_token_s)
+            self.fixed_s, self.per_token_s = self.fixed_s * scale, self.per_token_s * scale
+            return
+        self.per_token_s = self.covariance / self.variance
+        self.fixed_s = self.mean_s - self.per_token_s * self.mean_tokens
+        if self.fixed_s < 0.0:
+            self.fixed_s, self.per_token_s = 0.0, self.mean_s / self.mean_tokens
 
 
 @dataclass(slots=True)
 class CostBelief:
-    """Seconds per decode step, prefill tokens per second, loaded tokens per second."""
+    """Seconds per decode step and per prefill token; of copies to the host and back, and of publish calls, as lines."""
 
     step_s: float
     prefill_s_per_token: float
-    load_s_per_token: float
+    store: Line  # over the tokens copied to the host
+    load: Line  # over the tokens copied back
+    publish: Line  # over the stream's whole context
     decode_samples: int = 0
     prefill_samples: int = 0
     outliers: int = 0  # in a row
 
     @classmethod
     def prior(cls, config: PolicyConfig) -> CostBelief:
-        return cls(config.step_prior_s, 1.0 / config.prefill_prior_tok_s, 1.0 / config.load_prior_tok_s)
+        return cls(
+            config.step_prior_s,
+            1.0 / config.prefill_prior_tok_s,
+            store=Line(0.0, 1.0 / config.load_prior_tok_s),
+            load=Line(0.0, 1.0 / config.load_prior_tok_s),
+            publish=Line(config.publish_fixed_prior_s, 1.0 / config.publish_prior_tok_s),
+        )
+
+    @property
+    def store_s_per_token(self) -> float:
+        return self.store.per_token_s
+
+    @property
+    def load_s_per_token(self) -> float:
+        return self.load.per_token_s
 
     def learn_step(self, seconds: float, *, prefill_tokens: int, decoding: int) -> None:
         """One step took `seconds` and computed `prefill_tokens` new and one token each for `decoding` streams."""
@@ -49,14 +110,42 @@ class CostBelief:
         self.outliers = self.outliers + 1 if samples >= 3 and sample > _OUTLIER * belief else 0
         return 0 < self.outliers < 3
 
-    def learn_copy(self, tokens: int, seconds: float) -> None:
-        if tokens > 0 and seconds > 0.0:
-            self.load_s_per_token += _GAIN * (seconds / tokens - self.load_s_per_token)
-
     def prefill_s(self, uncached_tokens: int) -> float:
         """tau_prefill: seconds to compute that many tokens, never less than a step."""
         return max(self.step_s, uncached_tokens * self.prefill_s_per_token)
 
-    def return_s(self, *, tail_tokens: int, host_tokens: int) -> float:
-        """Seconds from the decision to bring a stream back to its next token: load, prefill of the tail, one step."""
-        return host_tokens * self.load_s_per_token + self.prefill_s(tail_tokens) + self.step_s
+    def load_s(self, tokens: int, ahead_tokens: int = 0) -> float:
+        """Seconds until `tokens` are back on the device, behind `ahead_tokens` on the same link, and known to be: who
+        decides looks once a step."""
+        return self.load.seconds(ahead_tokens + tokens) + self.step_s
+
+    def load_is_cheaper(self, *, host_tokens: int, tail_tokens: int, ahead_tokens: int = 0) -> bool:
+        """The learned break-even for the one that comes in: copy what the host has and compute the tail, or compute
+        both."""
+        loaded_s = self.load_s(host_tokens, ahead_tokens) + self.prefill_s(tail_tokens)
+        return loaded_s < self.prefill_s(host_tokens + tail_tokens)
+
+    def load_spares_engine(self, *, host_tokens: int, tail_tokens: int) -> bool:
+        """The break-even for the others: the copy passes beside their forwards, and computing would hold them all up.
+        The queue and the step that notices the end cost them nothing; and where each copy is quicker than its prefill,
+        all of them together are quicker than all prefills, which queue as well."""
+        spared_s = self.prefill_s(host_tokens + tail_tokens) - self.prefill_s(tail_tokens)
+        return self.load.seconds(host_tokens) < spared_s
+
+    def return_s(self, *, tail_tokens: int, host_tokens: int, ahead_tokens: int = 0) -> float:
+        """Seconds from the decision to bring a stream back to its next token, by the quicker way: the copy with the
+        prefill of the tail, or the prefill of both; then one step."""
+        step_s, each_s = self.step_s, self.prefill_s_per_token
+        computed_s = max(step_s, (host_tokens + tail_tokens) * each_s)
+        if host_tokens > 0:
+            loaded_s = self.load.fixed_s + (ahead_tokens + host_tokens) * self.load.per_token_s + step_s
+            computed_s = min(computed_s, loaded_s + max(step_s, tail_tokens * each_s))
+        return computed_s + step_s
+
+    def stores_within(self, seconds: float) -> int:
+        """Tokens whose copy to the host ends within `seconds`, if it starts now on a free link."""
+        left_s = seconds - self.store.fixed_s
+        if left_s <= 0.0:
+            return 0
+        per_token_s = self.store.per_token_s
+        return 1 << 30 if per_token_s <= 0.0 else min(1 << 30, int(left_s / per_token_s))

@@ -20,6 +20,7 @@ _EVENTS: dict[str, type] = {
 }
 _ENUMS: dict[str, type[Enum]] = {"phase": Phase, "reader": t.ReaderClass}
 _NOTHING = Plan()
+_VERSION = 2  # of what crosses the seam
 _VIEW_FIELDS = [f.name for f in fields(EngineView) if f.name not in ("build", "built")]
 
 
@@ -46,7 +47,7 @@ class Journal:
 
     def __init__(self, stream: TextIO, header: dict[str, Any]) -> None:
         self._stream = stream
-        self._write({"journal": 1, **header})
+        self._write({"journal": _VERSION, **header})
 
     @classmethod
     def open(cls, path: str | Path, header: dict[str, Any]) -> Journal:
@@ -75,7 +76,11 @@ def read(path: str | Path) -> tuple[dict[str, Any], Iterator[tuple[list[Event], 
     """The header, and the steps one by one. A torn last line (the server was killed) ends the journal."""
     lines = Path(path).open(encoding="utf-8")  # noqa: SIM115 (steps() reads and closes it)
     header = json.loads(next(lines, "null"))
-    if not isinstance(header, dict) or header.get("journal") != 1:
+    version = header.get("journal") if isinstance(header, dict) else None
+    if version != _VERSION:
+        lines.close()
+        if isinstance(version, int):
+            raise ValueError(f"{path}: a journal of version {version}; this release reads version {_VERSION} only")
         raise ValueError(f"{path}: not a TokenFlow journal (the first line must be its header)")
 
     def steps() -> Iterator[tuple[list[Event], EngineView, Plan]]:

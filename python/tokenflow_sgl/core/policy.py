@@ -1,20 +1,23 @@
 """TokenFlow's policy: spends the lead that streams have over their readers.
 
-Wires the parts: the book of streams, priorities, costs, selection, publishing. Owns beliefs; the executor owns facts.
+Wires the parts: the book of streams, priorities, costs, forecast, returns, selection, publishing. Owns beliefs; the
+executor owns facts.
 Invariant: `observe` alone changes it; `plan` is a pure function of what was observed and the view.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .burst import Forecast
 from .config import PolicyConfig
 from .cost import CostBelief
-from .paging import Publisher
+from .paging import NEARLY_DONE_TOKENS, Publisher
 from .preempt import STEPS_AHEAD, Candidate, Selection, Victim, opens_tokens, relieve, select, whole_pages
 from .priority import PRIORITIES
+from .returns import Queue, Returns
 from .streams import Stream, Streams
 from .types import (
     Applied,
@@ -32,7 +35,6 @@ from .types import (
     Visible,
 )
 
-_NEARLY_DONE_TOKENS = 8
 _REFUSAL_PAUSE_S = 0.25  # an admission the engine could not keep is not tried again at once: it would block the rest
 
 
@@ -44,6 +46,7 @@ class TokenFlowPolicy:
         self.now_s = 0.0
         self.streams = Streams(config.default_read_rate_tok_s)
         self.cost = CostBelief.prior(config)
+        self.forecast = Forecast(config.forecast_s)
         self.publisher = Publisher(config)
         self.decodes_since_prefill = 0
         self._priority = PRIORITIES[config.priority]
@@ -61,9 +64,9 @@ class TokenFlowPolicy:
             self._applied(event)
         elif isinstance(event, Arrived):
             self.streams.arrive(event, self.now_s)
+            self.forecast.arrived(event)
         elif isinstance(event, Finished):
             self.streams.finish(event.rid)
-            self.publisher.discard(event.rid)
         elif isinstance(event, Visible):
             self.streams.reveal(event.rid, event.output_tokens)
         elif isinstance(event, Reported):
@@ -78,19 +81,26 @@ class TokenFlowPolicy:
         if tick.last_step_s is not None:
             prefill_tokens, decoding = self._last_batch
             self.cost.learn_step(tick.last_step_s, prefill_tokens=prefill_tokens, decoding=decoding)
-        for tokens, seconds in tick.loads_s:
-            self.cost.learn_copy(tokens, seconds)
+        for line, samples in (
+            (self.cost.store, tick.stores_s),
+            (self.cost.load, tick.loads_s),
+            (self.cost.publish, tick.publishes_s),
+        ):
+            for tokens, seconds in samples:
+                line.learn(tokens, seconds)
+        self.forecast.tick(tick.now_s, grew_tokens=self._last_batch[1], idle=tick.last_step_s is None)
+        self.publisher.tick(self.streams, tick.last_step_s)
 
     def _applied(self, event: Applied) -> None:
         for rid, up_to in event.published:
-            self.publisher.published(rid)
+            self.publisher.published(rid, up_to, self.streams, self.cost)
             self.streams.publish(rid, up_to)
         for rid in event.parked:
             self.streams.park(rid, self.now_s)
-            self.publisher.discard(rid)
+        for rid in event.unloaded:
+            self.streams.unload(rid)
         for rid, _, _ in event.admitted:
             self.streams.admit(rid)
-            self.publisher.add(rid)
         for rid in event.refused:
             stream = self.streams.by_rid.get(rid)
             if stream is not None:
@@ -102,7 +112,8 @@ class TokenFlowPolicy:
     # ---- plan
 
     def plan(self, view: EngineView) -> Plan:
-        publish = self.publisher.due(self.streams, view)
+        demand_tokens = self.forecast.demand_tokens(self.config.forecast_s)
+        publish = self.publisher.due(self.streams, view, demand_tokens=demand_tokens, cost=self.cost)
         # What running streams can take at most in the next steps: with that much free, nobody need be looked at.
         ample = view.device_free_tokens >= whole_pages(STEPS_AHEAD, view.page_tokens) * view.running
         if view.waiting == 0 and view.promised_tokens == 0 and ample:
@@ -120,98 +131,57 @@ class TokenFlowPolicy:
         shortage -= view.device_free_tokens
         growth = self.config.growth_tokens
         active = len(running) + len(prefilling)
+        queue = Returns(self.config, self.cost, self.streams, self._rank, view, self.now_s).queue(waiting)
         room = view.device_free_tokens - growth * active - sum(r.takes_tokens for r in prefilling)
-        must, early = self._candidates(waiting, view)
-        slots = view.max_running - active
+        room -= queue.booked_tokens
+        must = queue.must
+        slots = view.max_running - active - queue.loading
         if sum(c.need_tokens for c in must) <= room and len(must) <= slots:
             victims = []  # everybody fits: nobody needs to be weighed
         else:
-            victims = [self._victim(r) for r in running if self._may_park(r)]
-        chosen = select(self._owed_first(must), victims, room_tokens=room, slots=slots)
+            victims = self._victims(running, view, self._may_park)
+        chosen = select(queue.memory_order(self._is_owed), victims, room_tokens=room, slots=slots)
         # Memory may be kept for work that is owed it, but it never comes in before an unstarted reader.
         served = set(chosen.admit)
-        admit = [c.rid for c in must if c.rid in served]
-        admit += self._early_returns(early, chosen, len(running))
+        come = [c.rid for c in must if c.rid in served]
+        come += self._early_returns(queue.early, chosen, len(running) + queue.loading)
         park = chosen.park
-        if shortage > 0 and not admit and active > 1:
-            park = self._relief(running, shortage, promised=view.promised_tokens > 0)
-        if not admit and not active and must:
-            # An empty engine has nothing to wait for: whoever is first comes in, however little room is left to grow.
-            return Plan(admit=(must[0].rid,), reserve_tokens=0)
+        if shortage > 0 and not come and active > 1:
+            park = self._relief(running, view, shortage, promised=view.promised_tokens > 0)
+        if not come and not active and not queue.loading and must:
+            return self._alone(must[0].rid, queue, view)
         gone = set(park)
+        load = tuple(rid for rid in come if rid in queue.loads)
+        admit = tuple(rid for rid in come if rid not in queue.loads)
         return Plan(
             park=park,
             publish=tuple(p for p in publish if p[0] not in gone),
-            admit=tuple(admit),
-            reserve_tokens=growth * (active - len(park) + len(admit)),
+            load=load,
+            admit=admit,
+            reserve_tokens=growth * (active - len(park) + len(admit)) + self._booked_tokens(queue, load, waiting),
             # Decoding takes memory: not while a prompt under way still needs it.
             prefill_tokens=0 if (must or prefilling) and shortage <= 0 and self._must_decode_first(running) else None,
             why={"must": len(must), "unserved": chosen.unserved, "room_tokens": chosen.room_tokens},
         )
 
-    def _candidates(self, waiting: Sequence[RequestView], view: EngineView) -> tuple[list[Candidate], list[Candidate]]:
-        """Who must come in, in order: due readers, unstarted readers, work without a reader; and who may return early.
+    def _alone(self, rid: Rid, queue: Queue, view: EngineView) -> Plan:
+        """An empty engine has nothing to wait for: whoever is first comes in, however little room is left to grow."""
+        if rid in queue.loads:
+            host_hit_tokens = next(r.host_hit_tokens for r in view.requests() if r.rid == rid)
+            if host_hit_tokens <= view.device_free_tokens:
+                return Plan(load=(rid,), admit=())
+        return Plan(admit=(rid,), reserve_tokens=0)
 
-        Inside a class the client's own priority decides first, then those that waited so long that they hold back the
-        rest, then rank, then cost. A started stream is due when its slack, less the time its return takes after the
-        returns before it, nears eps.
-        """
-        due: list[Candidate] = []
-        new: list[Candidate] = []
-        other: list[Candidate] = []
-        early: list[Candidate] = []
-        known = [(self._slack_s(s), r, s) for r in waiting if (s := self.streams.by_rid.get(r.rid)) is not None]
-        known.sort(key=lambda found: (found[0], found[1].rid))
-        ahead_s = 0.0
-        for slack_s, r, s in known:
-            if s.refused_until_s > self.now_s:
-                continue
-            uncached = max(1, r.context_tokens - r.cached_tokens - r.host_hit_tokens)
-            c = self._candidate(r, s, slack_s, self.cost.prefill_s(uncached) + self.config.overhead_s, view)
-            if s.unstarted:
-                (new if s.buffer is not None else other).append(c)
-                continue
-            return_s = self.cost.return_s(tail_tokens=uncached, host_tokens=r.host_hit_tokens)
-            if slack_s - ahead_s - return_s > self.config.eps_s + self.config.overhead_s:
-                early.append(c)
-                continue
-            ahead_s += return_s
-            (due if s.buffer is not None else other).append(c)
-        own = {r.rid: -r.priority for r in waiting}
-        for group in (new, other):
-            group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
-        # No reader needs these yet. Who has most left to make goes first: else the last to return run on alone, in
-        # steps that cost nearly as much as full ones.
-        left = {r.rid: r.output_tokens - r.max_output_tokens for r in waiting}
-        early.sort(key=lambda c: (own[c.rid], not c.holds_back, left[c.rid], c.rid))
-        return due + new + other, early
+    def _booked_tokens(self, queue: Queue, load: tuple[Rid, ...], waiting: Sequence[RequestView]) -> int:
+        """Free memory that those on their way back will still take: who is admitted now must leave it."""
+        starting = set(load)
+        takes = sum(r.takes_tokens - r.host_hit_tokens for r in waiting if r.rid in starting) if starting else 0
+        return queue.booked_tokens + takes + self.config.growth_tokens * len(load)
 
-    def _owed_first(self, must: Sequence[Candidate]) -> list[Candidate]:
-        """The order in which memory is given out: that of `must`, but one piece of work without a reader that has
-        waited for a whole turn is given its own before unstarted readers. Else readers that keep coming, each taking
-        what the last one freed, would starve it."""
-        for i, c in enumerate(must):
-            s = self.streams.by_rid[c.rid]
-            if s.buffer is None and c.holds_back and s.wait_s(self.now_s) >= self.config.batch_turn_s:
-                first_new = sum(1 for d in must[:i] if not self.streams.by_rid[d.rid].unstarted)
-                return [*must[:first_new], c, *must[first_new:i], *must[i + 1 :]]
-        return list(must)
-
-    def _candidate(self, r: RequestView, s: Stream, slack_s: float, prefill_s: float, view: EngineView) -> Candidate:
-        # One page for rounding, and one token more: the engine admits only what leaves something free.
-        need_tokens = r.takes_tokens + self.config.growth_tokens + view.page_tokens + 1
-        wait_s = s.wait_s(self.now_s)
-        return Candidate(
-            rid=r.rid,
-            need_tokens=need_tokens,
-            priority=self._rank(s, slack_s, wait_s, prefill_s),
-            window_s=max(prefill_s + self.config.eps_s, self.config.min_slack_s),
-            # Without a lead, work that has no reader would swap places with its like for ever.
-            margin=self.config.switch_margin if s.buffer is None else 0.0,
-            # Memory kept for one that can never fit would be lost to all.
-            # It comes in alone at the latest, and then it needs no room for the growth of others.
-            holds_back=wait_s >= self.config.hold_back_s and r.takes_tokens <= view.device_total_tokens,
-        )
+    def _is_owed(self, c: Candidate) -> bool:
+        """Work without a reader that has waited for a whole turn."""
+        s = self.streams.by_rid[c.rid]
+        return s.buffer is None and c.holds_back and s.wait_s(self.now_s) >= self.config.batch_turn_s
 
     def _early_returns(self, early: Sequence[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
         """Returns ahead of need, only where what comes back can stay: else it would be parked again at once."""
@@ -226,19 +196,23 @@ class TokenFlowPolicy:
             slots -= 1
             yield c.rid
 
-    def _relief(self, running: Sequence[RequestView], shortage: int, *, promised: bool) -> tuple[Rid, ...]:
+    def _relief(
+        self, running: Sequence[RequestView], view: EngineView, shortage: int, *, promised: bool
+    ) -> tuple[Rid, ...]:
         """Nothing waits, or nothing fits, and the streams in memory are about to outgrow it.
 
         If no stream has slack to spare, the engine would retract somebody in the next steps and forget its KV: then
-        the one with the most slack is parked whatever it has; those that may not be parked now only after the others.
+        the one with the most slack is parked whatever it has; those that may not be parked now only after the others,
+        and last those whose copy is still open.
         `promised`: a prompt under way will take the memory all the same, and the engine dies where it cannot; then as
         many go as it needs.
         """
-        able = [self._victim(r) for r in running if self._may_park(r)]
-        anyone = [self._victim(r) for r in running if self._can_park(r)]
-        park = relieve([v for v in able if v.slack_s > self.config.min_slack_s], shortage_tokens=shortage)
+        able = self._victims(running, view, self._may_park)
+        park = relieve([v for v in able if v.spare_s > self.config.min_slack_s], shortage_tokens=shortage)
+        anyone = self._victims(running, view, self._is_started)
         frees = {v.rid: v.frees_tokens for v in anyone}
-        for victims in (able, anyone):
+        copying = {r.rid for r in running if r.copying_tokens}
+        for victims in (able, [v for v in anyone if v.rid not in copying], anyone):
             left = shortage - sum(frees[rid] for rid in park)
             if left <= 0 or (park and not promised):
                 break
@@ -246,30 +220,40 @@ class TokenFlowPolicy:
             park += relieve(rest, shortage_tokens=left if promised else 1)
         return park
 
-    def _can_park(self, r: RequestView) -> bool:
-        known = r.rid in self.streams.by_rid
-        return known and r.preemptible and r.output_tokens > 0 and r.copying_tokens == 0
+    def _is_started(self, r: RequestView, s: Stream) -> bool:
+        return r.preemptible and r.output_tokens > 0
 
-    def _may_park(self, r: RequestView) -> bool:
-        if not self._can_park(r):
-            return False
-        s = self.streams.by_rid[r.rid]
-        ran, left = r.output_tokens - s.output_at_admission, r.max_output_tokens - r.output_tokens
-        # One about to reach its limit gives all its memory back sooner than a park and a return would pay off.
-        return s.parks < self.config.max_parks and ran >= self.config.min_run_tokens and left > _NEARLY_DONE_TOKENS
+    def _may_park(self, r: RequestView, s: Stream) -> bool:
+        return (
+            r.copying_tokens == 0
+            and r.preemptible
+            and r.output_tokens > 0
+            and s.parks < self.config.max_parks
+            and r.output_tokens - s.output_at_admission >= self.config.min_run_tokens
+            and r.max_output_tokens - r.output_tokens > NEARLY_DONE_TOKENS
+        )
 
-    def _victim(self, r: RequestView) -> Victim:
-        s = self.streams.by_rid[r.rid]
-        if s.buffer is None:
-            return Victim(r.rid, r.frees_tokens, self._rank(s, self.config.batch_turn_s, 0.0, 0.0), math.inf)
-        slack_s = s.buffer.slack_s(self.now_s)
-        return Victim(r.rid, r.frees_tokens, self._rank(s, slack_s, 0.0, 0.0), slack_s)
-
-    def _slack_s(self, s: Stream) -> float:
-        """Slack of a reader; of work without one a virtual slack that falls while it waits, so that none starves."""
-        if s.buffer is not None:
-            return s.buffer.slack_s(self.now_s)
-        return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
+    def _victims(
+        self, running: Sequence[RequestView], view: EngineView, may: Callable[[RequestView, Stream], bool]
+    ) -> list[Victim]:
+        """Those that `may` be parked, with what their return will take: the copy of what is on the host by then, and
+        the prefill of the rest."""
+        by_rid, now_s, config, return_s = self.streams.by_rid, self.now_s, self.config, self.cost.return_s
+        none, at_park = config.copies == "none" or not view.host_ok, config.copies == "at_park"
+        found: list[Victim] = []
+        for r in running:
+            s = by_rid.get(r.rid)
+            if s is None or not may(r, s):
+                continue
+            slack_s, spent_s = math.inf, 0.0
+            if s.buffer is not None:
+                host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
+                slack_s = s.buffer.slack_s(now_s)
+                spent_s = return_s(tail_tokens=r.context_tokens - host, host_tokens=host)
+            rank_s = config.batch_turn_s if s.buffer is None else slack_s
+            rank = self._priority(slack_s=rank_s, wait_s=0.0, unstarted=False, prefill_s=0.0, config=config)
+            found.append(Victim(r.rid, r.frees_tokens, rank, slack_s, spent_s))
+        return found
 
     def _rank(self, s: Stream, slack_s: float, wait_s: float, prefill_s: float) -> float:
         return self._priority(
@@ -305,3 +289,9 @@ class TokenFlowPolicy:
     def snapshot(self, now_s: float) -> list[Mapping[str, Any]]:
         """Each stream's buffer, for the state route and metrics. Tokens of the last few steps may be missing."""
         return [stream.row(now_s) for stream in self.streams]
+
+    def forecast_snapshot(self, view: EngineView | None) -> dict[str, Any]:
+        """The forecast and its errors, for the state route; `mode` is how eagerly is published, None without a view."""
+        demand_tokens = self.forecast.demand_tokens(self.config.forecast_s)
+        mode = None if view is None else self.publisher.mode(view, demand_tokens).value
+        return {**self.forecast.snapshot(), "mode": mode}

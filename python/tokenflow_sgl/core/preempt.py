@@ -1,7 +1,7 @@
 """Who parks and who comes in: pure functions of candidates, victims and room.
 
 Owns no state and no clock. Invariant: a stream is parked only for a candidate that outranks it, that does not fit
-otherwise, and whose coming in leaves the victim slack to spare.
+otherwise, and whose coming in leaves the victim slack to spare for its own return.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ STEPS_AHEAD = 3  # the step under way, whose memory may be taken already, the ne
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Waits for memory. `window_s`: slack a victim must have to be parked for it (dt_prefill + eps)."""
+    """Waits for memory. `window_s`: slack a victim must have, beyond its own return, to be parked for it (dt_prefill +
+    eps)."""
 
     rid: Rid
     need_tokens: int
@@ -26,14 +27,20 @@ class Candidate:
     holds_back: bool  # waited so long that those behind must not take the memory it needs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Victim:
-    """Runs, and could be parked. `slack_s` is infinite for work without a reader."""
+    """Runs, and could be parked. `slack_s` is infinite for work without a reader; `return_s` is what its way back will
+    take of it. Hundreds are made in a step, and a frozen one takes four times as long to make."""
 
     rid: Rid
     frees_tokens: int
     priority: float
     slack_s: float
+    return_s: float = 0.0
+
+    @property
+    def spare_s(self) -> float:
+        return self.slack_s - self.return_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ def _make_room(c: Candidate, left: Sequence[Victim], ledger: _Ledger) -> list[Vi
     for v in left:
         if short_tokens <= 0 and short_slots <= 0:
             break
-        if v.priority + c.margin >= c.priority or v.slack_s < c.window_s:
+        if v.priority + c.margin >= c.priority or v.spare_s < c.window_s:
             continue
         if v.frees_tokens <= 0 and short_slots <= 0:
             continue
@@ -128,8 +135,9 @@ def opens_tokens(active: Sequence[RequestView], page_tokens: int) -> int:
     """
     tokens = 0
     for r in active:
-        written = r.context_tokens - 1  # the KV of the newest token is written by the step that reads it
-        tokens += whole_pages(written + STEPS_AHEAD, page_tokens) - whole_pages(written, page_tokens)
+        left = (1 - r.context_tokens) % page_tokens  # in its last page: the newest token's KV is not written yet
+        if left < STEPS_AHEAD:
+            tokens += whole_pages(STEPS_AHEAD - left, page_tokens)
     return tokens
 
 

@@ -23,6 +23,7 @@ class Stream:
     rid: Rid
     reader: ReaderClass
     prompt_tokens: int
+    max_output_tokens: int
     read_rate_tok_s: float | None
     buffer: ClientBuffer | None  # None while nobody reads: agents, batch, withheld reasoning
     away_since_s: float  # when it arrived or was parked
@@ -32,6 +33,7 @@ class Stream:
     published_tokens: int = 0  # as the engine reported
     parks: int = 0
     refused_until_s: float = 0.0
+    recompute: bool = False  # a load of it failed: it is admitted once without before another is tried
 
     @property
     def unstarted(self) -> bool:
@@ -76,7 +78,7 @@ class Streams:
             rate = self.default_read_rate_tok_s
         reads = event.reader is ReaderClass.READER and not event.withheld
         buffer = ClientBuffer(event.rid, rate) if reads and rate is not None else None
-        stream = Stream(event.rid, event.reader, event.prompt_tokens, rate, buffer, now_s)
+        stream = Stream(event.rid, event.reader, event.prompt_tokens, event.max_output_tokens, rate, buffer, now_s)
         self.by_rid[event.rid] = stream
         self.away[event.rid] = stream
         self._unstamped.append(stream)
@@ -93,6 +95,7 @@ class Streams:
             return
         self.away.pop(rid, None)
         stream.running = True
+        stream.recompute = False
         stream.output_at_admission = stream.output_tokens
         stream.published_tokens = stream.prompt_tokens + stream.output_tokens  # a prefill publishes what it computed
 
@@ -100,11 +103,19 @@ class Streams:
         stream = self.by_rid.get(rid)
         if stream is None:
             return
+        if not stream.running:
+            return  # it was away all the time: what it lost is a load, and neither a turn nor its place
         self.settle()
         self.away[rid] = stream
         stream.running = False
         stream.away_since_s = now_s
         stream.parks += 1
+
+    def unload(self, rid: Rid) -> None:
+        """Its load failed, or came too late, or could not start."""
+        stream = self.by_rid.get(rid)
+        if stream is not None and not stream.running:
+            stream.recompute = True
 
     def publish(self, rid: Rid, up_to: int) -> None:
         stream = self.by_rid.get(rid)

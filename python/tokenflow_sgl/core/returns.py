@@ -1,0 +1,182 @@
+"""Who waits to come in, in which order, and how: by a copy ahead of admission, or at once.
+
+Owns no state; parks nobody. Invariant: a started stream is due early enough for the way it takes, and a copy is begun
+only where it is quicker than computing the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .config import PolicyConfig
+from .cost import CostBelief
+from .preempt import Candidate
+from .streams import Stream, Streams
+from .types import EngineView, Phase, RequestView, Rid
+
+Rank = Callable[[Stream, float, float, float], float]  # of (stream, slack, wait, prefill), in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one comes in. `copy_s` passes beside the forwards of others, `compute_s` is the engine's own."""
+
+    loads: bool
+    copy_s: float
+    compute_s: float
+    other_s: float | None = None  # what computing all of it takes, if a copy is better but none may start now
+
+
+@dataclass(slots=True)
+class Queue:
+    """Those that wait: groups in the order in which they come in. `loads` are those that come by a copy first."""
+
+    held: list[Candidate] = field(default_factory=list)
+    due: list[Candidate] = field(default_factory=list)
+    new: list[Candidate] = field(default_factory=list)
+    other: list[Candidate] = field(default_factory=list)
+    early: list[Candidate] = field(default_factory=list)
+    loads: set[Rid] = field(default_factory=set)
+    loading: int = 0
+    booked_tokens: int = 0  # free memory that those under way will still take
+
+    @property
+    def must(self) -> list[Candidate]:
+        return [*self.held, *self.due, *self.new, *self.other]
+
+    def memory_order(self, owed: Callable[[Candidate], bool]) -> list[Candidate]:
+        """The order in which memory is given out: that of `must`, but one piece of work without a reader that is `owed`
+        its turn is given its own before unstarted readers. Else readers that keep coming, each taking what the last
+        one freed, would starve it."""
+        first = next((c for c in self.other if owed(c)), None)
+        if first is None:
+            return self.must
+        return [*self.held, *self.due, first, *self.new, *(c for c in self.other if c is not first)]
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """One look at those that wait. Reads the book of streams, the costs and the settings; changes none of them."""
+
+    config: PolicyConfig
+    cost: CostBelief
+    streams: Streams
+    rank: Rank
+    view: EngineView
+    now_s: float
+
+    def queue(self, waiting: Sequence[RequestView]) -> Queue:
+        """Held ones first, for their memory is taken already; then due readers, unstarted readers, work without a
+        reader; and who may return early.
+
+        Inside a class the client's own priority decides first, then those that waited so long that they hold back the
+        rest, then rank, then cost. A started stream is due when its slack, less the time its return takes after the
+        returns before it, nears eps.
+        """
+        q = Queue()
+        known: list[tuple[float, RequestView, Stream]] = []
+        ahead_tokens = 0  # of copies before this one
+        first_tokens = 0  # to be computed for those that come in before anybody else
+        for r in waiting:
+            s = self.streams.by_rid.get(r.rid)
+            refused = s is not None and s.refused_until_s > self.now_s
+            if r.phase is Phase.LOADING:
+                q.loading += 1
+                ahead_tokens += max(0, r.context_tokens - r.takes_tokens)
+            if r.phase is Phase.LOADING or r.held_tokens:
+                first_tokens += r.takes_tokens
+            if r.phase is Phase.LOADING or (r.held_tokens and refused):
+                q.booked_tokens += self._need_tokens(r)
+            elif s is not None and not refused:
+                known.append((self.slack_s(s), r, s))
+        known.sort(key=lambda found: (found[0], found[1].rid))
+        ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
+        for slack_s, r, s in known:
+            way = self.way_in(r, s, ahead_tokens)
+            if way.other_s is not None:
+                if self._may_wait(s, slack_s - ahead_s, way, way.other_s):
+                    continue
+                way = Way(False, 0.0, way.other_s)
+            in_s = way.copy_s + way.compute_s
+            c = self._candidate(r, s, slack_s, in_s + self.config.overhead_s)
+            group = self._group(q, r, s, slack_s - ahead_s - in_s - self.cost.step_s)
+            group.append(c)
+            if way.loads:
+                q.loads.add(r.rid)
+            if not s.unstarted and group is not q.early and group is not q.held:
+                ahead_s += way.compute_s + self.cost.step_s
+                ahead_tokens += r.host_hit_tokens if way.loads else 0
+        self._sort(q, waiting)
+        return q
+
+    def _group(self, q: Queue, r: RequestView, s: Stream, left_s: float) -> list[Candidate]:
+        """`left_s`: slack that is left when it is back."""
+        if r.held_tokens:
+            return q.held
+        if not s.unstarted and left_s > self.config.eps_s + self.config.overhead_s:
+            return q.early
+        if s.buffer is None:
+            return q.other
+        return q.new if s.unstarted else q.due
+
+    def _sort(self, q: Queue, waiting: Sequence[RequestView]) -> None:
+        own = {r.rid: -r.priority for r in waiting}
+        for group in (q.new, q.other):
+            group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
+        # No reader needs these yet. Who has most left to make goes first: else the last to return run on alone, in
+        # steps that cost nearly as much as full ones.
+        left = {r.rid: r.output_tokens - r.max_output_tokens for r in waiting}
+        q.early.sort(key=lambda c: (own[c.rid], not c.holds_back, left[c.rid], c.rid))
+
+    def way_in(self, r: RequestView, s: Stream, ahead_tokens: int) -> Way:
+        cost, host = self.cost, r.host_hit_tokens
+        tail = max(1, r.context_tokens - r.cached_tokens - host)
+        if host == 0:
+            return Way(False, 0.0, cost.prefill_s(tail))
+        if self.config.loads == "at_admission":
+            # The forward it comes in with waits for the copy, and everybody for the forward.
+            return Way(False, 0.0, cost.load.seconds(ahead_tokens + host) + cost.prefill_s(tail))
+        computed = Way(False, 0.0, cost.prefill_s(host + tail))
+        if s.recompute or r.held_tokens or not self.view.host_ok:
+            return computed
+        other_s = computed.compute_s if self.view.load_slots <= 0 else None
+        loaded = Way(other_s is None, cost.load_s(host, ahead_tokens), cost.prefill_s(tail), other_s)
+        # Only for an unstarted reader is it worth the time of all others to come in a little sooner.
+        if s.unstarted:
+            better = cost.load_is_cheaper(host_tokens=host, tail_tokens=tail, ahead_tokens=ahead_tokens)
+        else:
+            better = cost.load_spares_engine(host_tokens=host, tail_tokens=tail)
+        return loaded if better else computed
+
+    def _may_wait(self, s: Stream, slack_s: float, way: Way, other_s: float) -> bool:
+        """Whether it may wait for a transfer to end. A reader that has tokens left may until the copy would come too
+        late for them; who has none, until it waited for as long as computing would have taken."""
+        in_s = way.copy_s + way.compute_s
+        if s.unstarted:
+            return s.wait_s(self.now_s) + in_s < other_s
+        return slack_s > in_s + self.cost.step_s
+
+    def _need_tokens(self, r: RequestView) -> int:
+        # One page for rounding, and one token more: the engine admits only what leaves something free.
+        return r.takes_tokens + self.config.growth_tokens + self.view.page_tokens + 1
+
+    def _candidate(self, r: RequestView, s: Stream, slack_s: float, in_s: float) -> Candidate:
+        wait_s = s.wait_s(self.now_s)
+        return Candidate(
+            rid=r.rid,
+            need_tokens=self._need_tokens(r),
+            priority=self.rank(s, slack_s, wait_s, in_s),
+            window_s=max(in_s + self.config.eps_s, self.config.min_slack_s),
+            # Without a lead, work that has no reader would swap places with its like for ever.
+            margin=self.config.switch_margin if s.buffer is None else 0.0,
+            # Memory kept for one that can never fit would be lost to all.
+            # It comes in alone at the latest, and then it needs no room for the growth of others.
+            holds_back=wait_s >= self.config.hold_back_s and r.takes_tokens <= self.view.device_total_tokens,
+        )
+
+    def slack_s(self, s: Stream) -> float:
+        """Slack of a reader; of work without one a virtual slack that falls while it waits, so that none starves."""
+        if s.buffer is not None:
+            return s.buffer.slack_s(self.now_s)
+        return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
