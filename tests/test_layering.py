@@ -165,14 +165,18 @@ def test_core_and_workload_work_where_neither_sglang_nor_torch_can_be_imported()
     assert done.stdout.strip() == "[]"
 
 
-def test_core_and_adapter_read_the_clock_once_and_that_is_the_tick():
+def test_decisions_know_one_clock_and_that_is_the_tick():
+    """The stopwatch of a publish reaches the policy by the next tick too, rank 0's for all ranks."""
     reads = [
         (p.relative_to(PACKAGE).as_posix(), *read)
         for part in ("core", "adapter")
         for p in files(part)
         for read in clock_reads(p)
     ]
-    assert reads == [("adapter/scheduler.py", "_poll_timeout_aborts", "time.monotonic")]
+    assert sorted(reads) == [
+        *[("adapter/executor.py", "_publish", "time.perf_counter")] * 2,
+        ("adapter/scheduler.py", "_poll_timeout_aborts", "time.monotonic"),
+    ]
 
 
 @pytest.mark.parametrize(

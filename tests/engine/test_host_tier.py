@@ -56,8 +56,8 @@ def test_an_idle_server_collects_what_ends(results: Results) -> None:
 
 @engines("copies-16", "copies-1", "copies-64")
 def test_what_was_parked_is_what_comes_back_however_the_copies_run(results: Results) -> None:
-    """300 parks over ten streams. Copies are late and in random page order, freed pages are overwritten at once, what is
-    parked is pushed off the device, and the host tier holds half of the streams. Every page that comes back from a cache
+    """300 parks over ten streams. Copies are late and in random page order, freed pages are overwritten at once; what
+    parked is pushed off the device, and the host tier holds half of them. Every page that comes back from a cache
     is the one that left, and a return while a store is open is nothing special."""
     found = results("reused_while_copied")
     report, sums = found["report"], found["sums"]

@@ -36,6 +36,7 @@ class SglangExecutor:
         self.last_batch: Any = None
         self.members = 0  # changes whenever somebody takes or leaves memory: who shares pages may have changed
         self.publishes_s: list[tuple[int, float]] = []  # (context tokens, seconds) of each call, for the next tick
+        self.last_view: EngineView | None = None  # for those who only look
         self._kept: list[Any] = []
         self._open_copies: frozenset[Any] = frozenset()
 
@@ -44,7 +45,7 @@ class SglangExecutor:
     def view(self) -> EngineView:
         s, tier = self.scheduler, self.tier
         running = len(self.running_batch.reqs)
-        return EngineView(
+        self.last_view = EngineView(
             now_s=self.ledger.now_s,
             waiting=len(s.waiting_queue),
             running=running,
@@ -60,6 +61,7 @@ class SglangExecutor:
             promised_tokens=0 if s.chunked_req is None else self._left(s.chunked_req),
             build=self._requests,
         )
+        return self.last_view
 
     def _requests(self) -> list[RequestView]:
         s = self.scheduler

@@ -14,6 +14,7 @@ from ..core.types import Applied, Arrived, Emitted, Event, Finished, Rid, Tick, 
 _TRANSITIONS_KEPT = 4096
 COUNTERS = (
     *("parks", "returns", "late_returns", "reprefilled_tokens", "published_tokens", "stored_tokens", "loaded_tokens"),
+    *("publishes", "publishes_led_by_forecast"),
     *("loads", "loads_given_up", "loads_failed", "stores_failed", "copies_overdue", "copy_waits"),
     *("parked_pages", "parked_pages_on_host", "aborts"),
 )

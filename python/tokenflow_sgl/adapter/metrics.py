@@ -21,6 +21,8 @@ _COUNTERS = {
     "late_returns": "Returns whose reader had run dry by then.",
     "reprefilled_tokens": "Tokens computed again because a parked stream's tail was dropped or its KV was lost.",
     "published_tokens": "Tokens of running streams inserted in the radix tree, which starts their host copy.",
+    "publishes": "Times a running stream's KV was inserted in the radix tree ahead of a park.",
+    "publishes_led_by_forecast": "Of these, in steps in which free memory alone would have called for less.",
     "stored_tokens": "Tokens whose copy to host memory was started, of prompts and of running streams.",
     "loaded_tokens": "Tokens loaded from host memory, ahead of an admission or a return or in it.",
     "loads": "Loads from host memory started ahead of an admission or a return.",
@@ -33,6 +35,7 @@ _COUNTERS = {
     "parked_pages_on_host": "Of these, on the host by then.",
     "aborts": "Live requests ended by an abort: their client went away, or somebody asked for it.",
 }
+_PUBLISHING = {"rest": 0, "steady": 1, "hard": 2}
 _SLACK_BUCKETS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
@@ -82,10 +85,11 @@ class SchedulerMetrics:
         self._forecast = {
             key: gauge(f"forecast_{key}", text)
             for key, text in (
-                ("arrivals_per_s", "Expected arrivals per second."),
+                ("arrivals_per_s", "Arrivals per second over the last seconds."),
+                ("tokens_per_s", "Device tokens demanded per second over the last seconds."),
                 ("demand_tokens", "Device tokens expected to be demanded within --tokenflow-forecast."),
-                ("error_ratio", "Mean absolute error of past forecasts over what was demanded."),
-                ("bias_ratio", "Mean signed error of past forecasts over what was demanded; above 0 = too much."),
+                ("error_ratio", "Mean absolute error of past forecasts over what was demanded; NaN before the first."),
+                ("bias_ratio", "Mean signed error of past forecasts over what was demanded; above 0: too much."),
                 ("publishing", "What it comes to: 0 rests, 1 publishes at its pace, 2 publishes all it can."),
             )
         }
@@ -99,7 +103,7 @@ class SchedulerMetrics:
         memory: Mapping[str, int],
         counters: Mapping[str, int],
         slack_at_park_s: Iterable[float] = (),
-        forecast: Mapping[str, float] | None = None,
+        forecast: Mapping[str, Any] | None = None,
     ) -> None:
         """Set everything. `streams` are the rows of the state route, `counters` cumulative; call it every few steps.
 
@@ -119,7 +123,16 @@ class SchedulerMetrics:
         for name, counter in self._counters.items():
             counter.inc(counters[name] - self._seen[name])
             self._seen[name] = counters[name]
-        for key, metric in self._forecast.items() if forecast is not None else ():
-            metric.set(forecast[key])
+        if forecast is not None:
+            self._set_forecast(forecast)
         for slack_s in slack_at_park_s:
             self._slack.observe(slack_s)
+
+    def _set_forecast(self, forecast: Mapping[str, Any]) -> None:
+        gauges = self._forecast
+        for key in ("arrivals_per_s", "tokens_per_s"):
+            gauges[key].set(forecast[key]["fast"])
+        gauges["demand_tokens"].set(forecast["demand_tokens"])
+        for key in ("error_ratio", "bias_ratio"):
+            gauges[key].set(math.nan if forecast[key] is None else forecast[key])
+        gauges["publishing"].set(_PUBLISHING.get(forecast["mode"], 0))

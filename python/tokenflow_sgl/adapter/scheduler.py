@@ -211,6 +211,10 @@ class TokenFlowScheduler(Scheduler):
         executor.running_batch, executor.last_batch = running_batch, last_batch
         plan = drive_step(self.tokenflow_policy, executor, self.ledger.drain(), self._recorder)
         self._plan_prefill_tokens = plan.prefill_tokens
+        if plan.publish:
+            self.ledger.counters["publishes"] += len(plan.publish)
+            led = plan.why.get("led_by_forecast", 0.0) > 0.0
+            self.ledger.counters["publishes_led_by_forecast"] += len(plan.publish) if led else 0
         result = super().get_next_batch_to_run(running_batch, last_batch)
         executor.batch_formed()
         self._applied(result.batch_to_run)

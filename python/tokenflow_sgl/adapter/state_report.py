@@ -74,7 +74,7 @@ def memory(scheduler: Any) -> dict[str, int]:
 def forecast(scheduler: Any) -> dict[str, Any] | None:
     """What the policy expects of the next seconds; None if it does not look ahead."""
     snapshot = getattr(scheduler.tokenflow_policy, "forecast_snapshot", None)
-    return None if snapshot is None else snapshot()
+    return None if snapshot is None else snapshot(scheduler.executor.last_view)
 
 
 @cache

@@ -100,6 +100,10 @@ class Publisher:
             return Mode.REST
         return Mode.HARD if headroom < 0 else Mode.STEADY
 
+    def is_led(self, view: EngineView, demand_tokens: float) -> bool:
+        """Whether the forecast, and not free memory alone, made the mode what it is."""
+        return self.mode(view, demand_tokens) is not self.mode(view, 0.0)
+
     def due(
         self, streams: Streams, view: EngineView, *, demand_tokens: float, cost: CostBelief
     ) -> tuple[tuple[Rid, int], ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from .burst import Forecast
 from .config import PolicyConfig
 from .cost import CostBelief
+from .driver import HOLD_NOTHING
 from .paging import NEARLY_DONE_TOKENS, Publisher
 from .preempt import STEPS_AHEAD, Candidate, Selection, Victim, opens_tokens, relieve, select, whole_pages
 from .priority import PRIORITIES
@@ -116,11 +117,12 @@ class TokenFlowPolicy:
         publish = self.publisher.due(self.streams, view, demand_tokens=demand_tokens, cost=self.cost)
         # What running streams can take at most in the next steps: with that much free, nobody need be looked at.
         ample = view.device_free_tokens >= whole_pages(STEPS_AHEAD, view.page_tokens) * view.running
+        led = float(bool(publish) and self.publisher.is_led(view, demand_tokens))
         if view.waiting == 0 and view.promised_tokens == 0 and ample:
-            return Plan(publish=publish)
-        return self._decide(view, publish)
+            return Plan(publish=publish, why={"led_by_forecast": led}) if publish else HOLD_NOTHING
+        return self._decide(view, publish, led)
 
-    def _decide(self, view: EngineView, publish: tuple[tuple[Rid, int], ...]) -> Plan:
+    def _decide(self, view: EngineView, publish: tuple[tuple[Rid, int], ...], led: float) -> Plan:
         running: list[RequestView] = []
         prefilling: list[RequestView] = []
         waiting: list[RequestView] = []
@@ -161,7 +163,12 @@ class TokenFlowPolicy:
             reserve_tokens=growth * (active - len(park) + len(admit)) + self._booked_tokens(queue, load, waiting),
             # Decoding takes memory: not while a prompt under way still needs it.
             prefill_tokens=0 if (must or prefilling) and shortage <= 0 and self._must_decode_first(running) else None,
-            why={"must": len(must), "unserved": chosen.unserved, "room_tokens": chosen.room_tokens},
+            why={
+                "must": len(must),
+                "unserved": chosen.unserved,
+                "room_tokens": chosen.room_tokens,
+                "led_by_forecast": led,
+            },
         )
 
     def _alone(self, rid: Rid, queue: Queue, view: EngineView) -> Plan:
