@@ -188,6 +188,7 @@ def test_the_engine_part_of_gpu_check_runs_where_there_is_no_gpu(tmp_path: Path)
     assert done.returncode == 0, log.read_text()[-3000:]
     facts = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
     assert facts["same"] == facts["same_undisturbed"] == facts["streams"]
-    assert facts["loads"] == facts["parks"] == 12 and facts["failed"] == 0
+    # A stream whose store is still open when it comes back is on the device yet.
+    assert 0 < facts["loads"] <= facts["parks"] == 12 and facts["failed"] == 0
     assert facts["publishes"] > 20 and facts["syncs"] is None
     assert facts["store_gb_s"] > 0 and facts["load_gb_s"] > 0

@@ -87,8 +87,8 @@ def test_logprobs_belong_to_their_tokens(seen: dict[str, Any], kind: str) -> Non
 
 
 def test_a_return_computes_at_most_one_interval_and_a_page_again(seen: dict[str, Any], config: str, kind: str) -> None:
-    """The script looks at every stream once a step, so it may publish one token late. The policy's publisher takes
-    turns, and a stream's turn may come some steps late."""
+    """The script looks at every stream once a step, so it may publish one token late. The policy has a limit a
+    step, and a stream's turn may come some steps late."""
     late = {"forced": 1, "policy": 8}[kind]
     returns = seen[kind]["reprefills"]
     assert len(returns) >= 55  # 11 streams x 5 parks, and the one that stops at its string

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import TESTS
-from support.two_ranks import PARKS_WANTED, STREAMS, TOKENS
+from support.two_ranks import LOADS_WANTED, PAGE, PARKS_WANTED, STREAMS, TOKENS
 from tokenflow_sgl.core.journal import replay
 from tokenflow_sgl.core.policies import policy_from_header
 
@@ -53,16 +53,25 @@ def journals(folder: Path) -> list[bytes]:
 
 
 def test_two_ranks_plan_the_same_for_two_thousand_steps_under_load(tmp_path: Path) -> None:
+    """Field report B17: copies 1 ms late on one rank and 50 ms on the other, host pools that differ by a page."""
     ends = run_ranks(tmp_path, "tick", deadline_s=400)
     logs = "\n".join((tmp_path / f"log{r}").read_text(errors="replace")[-1500:] for r in (0, 1))
     assert ends == ["0", "0"], logs
     first, second = (json.loads((tmp_path / f"out{rank}.json").read_text()) for rank in (0, 1))
     print(f"steps {first['steps']}, under load {first['steps_under_load']}, counters {first['counters']}")
+    print(f"longest step: {first['longest_step_s']:.2f} s and {second['longest_step_s']:.2f} s")
     a, b = journals(tmp_path)
     assert a == b, "the ranks' journals differ"
     assert first["steps_under_load"] >= 2000
     assert first["counters"] == second["counters"]
     assert first["counters"]["parks"] >= PARKS_WANTED
+    # Copies ended at other times on the other rank, and each waited for both.
+    assert first["counters"]["loads"] >= LOADS_WANTED
+    assert first["counters"]["loads_failed"] == first["counters"]["stores_failed"] == 0
+    # One rank has a page more memory, and both use what the smaller one has.
+    (memory, *used), (other_memory, *other_used) = first["host_tokens"], second["host_tokens"]
+    assert other_memory == memory + PAGE
+    assert used == other_used == [memory, memory]
     # Token for token as in the undisturbed phase of the same run.
     assert first["same"] == [True] * STREAMS
     assert first["lengths"] == [TOKENS]

@@ -81,6 +81,11 @@ class Publisher:
         self.grown = tuple(rid for _, rid in sorted(set(grown).difference(likely)))
         self.refused.clear()
 
+    def admitted(self, rid: Rid) -> None:
+        """It came in since the last look: last in the order until the next one, and not out of it."""
+        if rid not in self.likely and len(self.likely) < _LIKELY:
+            self.likely += (rid,)
+
     def published(self, rid: Rid, up_to: int, streams: Streams, cost: CostBelief) -> None:
         """What a planned publish came to; 0 = the engine refused. It took its time either way."""
         if up_to <= 0:

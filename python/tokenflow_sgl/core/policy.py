@@ -102,6 +102,7 @@ class TokenFlowPolicy:
             self.streams.unload(rid)
         for rid, _, _ in event.admitted:
             self.streams.admit(rid)
+            self.publisher.admitted(rid)
         for rid in event.refused:
             stream = self.streams.by_rid.get(rid)
             if stream is not None:
