@@ -7,7 +7,7 @@ publishing takes no more than its share of step time, because it runs on the eng
     headroom = free memory - forecast demand
 
     below 0               HARD    who must go to make it 0 is published page by page
-    below publish_below   STEADY  who grew by the publish interval; those with most slack by less, the less is left
+    below publish_below   STEADY  who grew by the publish interval; the quarter with most slack by less, the less is left
     else                  REST    nobody will be parked soon: nothing
 """
 
@@ -27,6 +27,7 @@ _HARD = 4  # times the share of time and the number per step
 _STEP_SHARE = 0.5  # of the next step in which a copy that starts now should be done
 _CREDIT_S = 1.0  # of running whose share may be saved up
 _REFRESH_STEPS = 32  # between two looks at all streams: sorting them every step would cost more than it publishes
+_TOGETHER = 4  # steps whose publishes are made in one: they share a store, and its start costs as much as a publish
 _LIKELY = 64  # streams with most slack among which the next to be parked are sought
 
 
@@ -124,13 +125,18 @@ class Publisher:
         room = self._room_tokens(view, cost)
         # Those that must go for the headroom to be 0 are worth every page, and the larger share of time.
         missing = demand_tokens - view.device_free_tokens
+        if missing <= 0 and self._steps % _TOGETHER:
+            return ()
         interval = self.config.publish_interval_tokens
         nearly = max(page, self._interval(view, -missing, cost))
         find, refused = streams.by_rid.get, self.refused
-        times, credit_s = (_HARD, self.hard_credit_s) if missing > 0 else (1, self.credit_s)
+        times, credit_s = (_HARD, self.hard_credit_s) if missing > 0 else (_TOGETHER, self.credit_s)
+        near = max(4, len(self.likely) // 4)
         found: list[tuple[Rid, int]] = []
         spent_s = 0.0
-        for least, rids in ((nearly, self.likely), (interval, self.grown)):
+        for least, rids in (
+            (nearly, self.likely[:near]), (interval, self.likely[near:]), (interval, self.grown),
+        ):  # fmt: skip
             for rid in rids:
                 if room < page or spent_s >= credit_s or len(found) >= per_step * times:
                     return tuple(found)
@@ -161,7 +167,7 @@ class Publisher:
         held_tokens = max(0, view.device_total_tokens - view.device_free_tokens)
         each_s = cost.publish.seconds(held_tokens // max(1, view.running))
         a_step = self.config.publish_share * cost.step_s / each_s if each_s > 0.0 else math.inf
-        turn = len(self.likely) / min(self.config.publish_per_step, a_step) if a_step > 0.0 else math.inf
+        turn = max(4, len(self.likely) // 4) / min(self.config.publish_per_step, a_step) if a_step > 0.0 else math.inf
         return min(interval, max(turn, interval * left))
 
     def _room_tokens(self, view: EngineView, cost: CostBelief) -> int:
