@@ -7,7 +7,7 @@ publishing takes no more than its share of step time, because it runs on the eng
     headroom = free memory - forecast demand
 
     below 0               HARD    who must go to make it 0 is published page by page
-    below publish_below   STEADY  who grew by the publish interval; the quarter with most slack by less, the less is left
+    below publish_below   STEADY  who grew by the publish interval; those with most slack by less, the less is left
     else                  REST    nobody will be parked soon: nothing
 """
 
