@@ -63,6 +63,7 @@ def test_what_was_parked_is_what_comes_back_however_the_copies_run(results: Resu
     report, sums = found["report"], found["sums"]
     assert report["counters"]["parks"] == sums["returns"] == 300
     assert sums["different"] == []
+    assert sums["lost"] == [], "the full host tier gave away the only copy of a parked stream"
     assert sums["pages"] >= 300
     assert report["counters"]["loads"] >= 30
     assert found["open_at_return"] >= 5

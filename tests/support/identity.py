@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.copies import FaultyCopies
 from support.engine import Engine, Stream, prompt
 
 PAGE = {"overlap-16": 16, "normal-16": 16, "overlap-1": 1, "normal-1": 1}
@@ -72,18 +73,24 @@ def seen(streams: list[Stream]) -> list[dict[str, Any]]:
 
 
 def run(engine: Engine, stops: dict[int, str], *, evict: bool) -> dict[str, Any]:
-    """One run of the 12 streams; `evict` pushes parked streams off the device while they are away."""
+    """One run of the 12 streams. `evict` pushes parked streams off the device all the time they are away, and makes
+    copies late and their pages come in random order."""
     ledger = engine.scheduler.ledger
     before = dict(ledger.counters)
     reprefills: list[int] = []
 
     def each(e: Engine) -> None:
-        if evict and e.iterations % 5 == 0 and any(r.output_ids for r in e.scheduler.waiting_queue):
+        if evict and any(r.output_ids for r in e.scheduler.waiting_queue):
             e.evict_device()
 
     first_seq = ledger.seq
-    streams = [engine.submit(**a) for a in asks(stops)]
-    engine.run_until_done(each=each)
+    with FaultyCopies(engine, seed=3) as faults:
+        if evict:
+            faults.delay(0.003, lambda transfer: transfer.number % 2 == 0)
+            faults.reorder()
+            faults.poison_freed()
+        streams = [engine.submit(**a) for a in asks(stops)]
+        engine.run_until_done(each=each)
     moves = [t for t in ledger.transitions if t["seq"] > first_seq]
     reprefills = [t["tokens"] for t in moves if t["what"] == "return"]
     parks = {s.rid: sum(t["id"] == s.rid and t["what"] == "park" for t in moves) for s in streams}

@@ -1,6 +1,7 @@
 """Sums of KV pages, taken when a stream is parked and when it is back: what was kept is what was there.
 
-Owns the comparison; changes nothing of the engine's state. Only tokens that came back from the caches are compared:
+Owns the comparison; changes nothing of the engine's state. What was on the host when a stream was parked must be there
+when it is back: nobody may take a parked stream's only copy. Only tokens that came back from the caches are compared:
 those that were computed again may differ in their last bits.
 """
 
@@ -22,7 +23,9 @@ class PageSums:
         self.different: list[tuple[str, int]] = []
         self.returns = 0
         self.open_at_return = 0
+        self.lost: list[tuple[str, int, int]] = []  # (rid, tokens on the host at the park, tokens found at the return)
         self._kept: dict[str, torch.Tensor] = {}
+        self._backed: dict[str, int] = {}
 
     def __enter__(self) -> PageSums:
         scheduler, executor = self.engine.scheduler, self.engine.scheduler.executor
@@ -30,6 +33,7 @@ class PageSums:
 
         def left(req: Any) -> None:
             self._kept[req.rid] = self._sums(req, req.kv.cache_protected_len)
+            self._backed[req.rid] = scheduler.host_tier.backed_tokens(req)[0]
             leave(req)
 
         def came(req: Any) -> None:
@@ -49,6 +53,9 @@ class PageSums:
         kept = self._kept.pop(req.rid, None)
         if kept is None:
             return
+        backed = self._backed.pop(req.rid)
+        if req.prefix_len < backed:
+            self.lost.append((req.rid, backed, req.prefix_len))
         page = self.engine.scheduler.page_size
         now = self._sums(req, min(req.prefix_len, len(kept) * page))
         same = kept[: len(now)] == now
@@ -71,4 +78,4 @@ class PageSums:
         return total
 
     def report(self) -> dict[str, Any]:
-        return {"returns": self.returns, "pages": self.compared_pages, "different": self.different}
+        return {"returns": self.returns, "pages": self.compared_pages, "different": self.different, "lost": self.lost}

@@ -109,9 +109,9 @@ class HostTier:
         return queued + sum(len(store.host_tokens) for store in self.stores)
 
     @property
-    def busy(self) -> bool:
-        """Whether memory is still in use that no request accounts for."""
-        return bool(self.loads or self.lost or self._held)
+    def has_deadlines(self) -> bool:
+        """Whether time must go on for a copy's sake, though nobody is served."""
+        return bool(self.stores) or any(load.req is not None for load in self.loads)
 
     def loading_tokens(self, req: Any) -> int:
         return sum(len(load.device_tokens) for load in self.loads if load.req is req)
@@ -162,7 +162,9 @@ class HostTier:
                 load.req = None
 
     def forget(self) -> None:
-        """The tree was emptied: no receipt is worth anything, and everybody who waits is computed again."""
+        """The tree was emptied, and both pools: no receipt is worth anything, and whoever waits is computed again. A load
+        may have ended and not been settled yet."""
+        self.loads.clear()
         self._pins.clear()
         self._held.clear()
         self.stores.clear()

@@ -118,7 +118,7 @@ class TokenFlowScheduler(Scheduler):
             aborts = [a for a in aborts if a.rid not in started]
         busy, tier = self.last_batch is not None, self.host_tier
         # Copies have deadlines, also on an engine that serves nobody.
-        if busy or self.waiting_queue or self.running_batch.reqs or (tier is not None and tier.busy):
+        if busy or self.waiting_queue or self.running_batch.reqs or (tier is not None and tier.has_deadlines):
             now_s = time.monotonic()
             step_s = now_s - self._last_tick_s if busy and self._last_tick_s is not None else None
             self._last_tick_s = now_s
