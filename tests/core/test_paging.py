@@ -213,6 +213,14 @@ def test_no_more_is_published_than_the_link_stores_in_half_a_step():
     assert b.due(engine(device_free_tokens=400, storing_tokens=1500)) == ()
 
 
+def test_where_steps_are_quicker_than_the_start_of_a_store_half_of_its_time_is_copy():
+    # A start of 0.02 s is more than half a step of 0.03 s; in 0.02 s more 2000 tokens are stored at 1e-5 s each.
+    b = Book("a").grow(a=4000).look()
+    b.cost.store.fixed_s, b.cost.store.per_token_s = 0.02, 0.9999e-5
+    assert b.due() == (("a", 2100),)
+    assert b.due(engine(device_free_tokens=400, storing_tokens=16)) == ()
+
+
 def test_a_link_slower_than_a_page_a_step_stores_a_page_at_a_time():
     # 500 tok/s: 7.5 tokens in half a step, a page is 16.
     b = Book("a", load_prior_tok_s=500.0).grow(a=200).look()

@@ -14,6 +14,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import TreeLock
 
 logger = logging.getLogger(__name__)
+STORE, LOAD = "to the host", "from the host"
 _STRIKES = 3  # failures in a row after which the tier is not trusted
 _RETRY_S = 30.0  # until one more copy is tried
 Agree = Callable[[torch.Tensor], torch.Tensor]  # the greatest of each value over all ranks
@@ -44,27 +45,31 @@ class Load:
 
 
 class Trust:
-    """Three failures in a row, and no copy is made in either direction until one more is tried."""
+    """Three failures in a row in one direction, and no copy is made in either until one more is tried."""
 
     def __init__(self) -> None:
-        self.strikes = 0
+        self.strikes = {STORE: 0, LOAD: 0}
         self.lost_at_s: float | None = None
 
     @property
     def ok(self) -> bool:
         return self.lost_at_s is None
 
-    def judge(self, good: bool, now_s: float) -> None:
-        self.strikes = 0 if good else self.strikes + 1
-        if self.strikes >= _STRIKES and self.ok:
+    def judge(self, direction: str, failed: bool, now_s: float) -> None:
+        """One transfer ended, whatever number of streams it was for."""
+        self.strikes[direction] = self.strikes[direction] + 1 if failed else 0
+        if self.strikes[direction] >= _STRIKES and self.ok:
             self.lost_at_s = now_s
-            logger.error("host tier degraded after %d failed copies in a row; next try in %g s", _STRIKES, _RETRY_S)
+            logger.error(
+                "host tier degraded: %d transfers in a row failed (%s); next try in %g s", _STRIKES, direction, _RETRY_S
+            )
 
     def try_again(self, now_s: float) -> bool:
         """Whether the time has come. One more failure is then enough to lose trust again."""
         if self.lost_at_s is None or now_s - self.lost_at_s < _RETRY_S:
             return False
-        self.lost_at_s, self.strikes = None, _STRIKES - 1
+        self.lost_at_s = None
+        self.strikes = dict.fromkeys(self.strikes, _STRIKES - 1)
         return True
 
 

@@ -129,11 +129,12 @@ class SglangExecutor:
         if self._is_stale(req):
             self._probe(req)
         loading = 0 if tier is None else tier.loading_tokens(req)
+        context = len(req.origin_input_ids) + len(req.output_ids)
         usable = tier is not None and tier.ok and not state.recompute and not loading
         return RequestView(
             rid=req.rid,
             phase=Phase.LOADING if loading else Phase.PARKED if req.output_ids else Phase.WAITING,
-            context_tokens=len(req.origin_input_ids) + len(req.output_ids),
+            context_tokens=context,
             published_tokens=state.cached_tokens + state.host_hit_tokens,
             copying_tokens=0,
             backed_tokens=state.host_hit_tokens,
@@ -141,7 +142,7 @@ class SglangExecutor:
             cached_tokens=state.cached_tokens,
             host_hit_tokens=state.host_hit_tokens if usable else 0,
             held_tokens=0 if tier is None else tier.held_tokens(req),
-            takes_tokens=state.takes_tokens - loading,
+            takes_tokens=max(0, context - state.cached_tokens - loading) if loading else state.takes_tokens,
             output_tokens=len(req.output_ids),
             max_output_tokens=req.sampling_params.max_new_tokens,
             preemptible=False,
@@ -191,7 +192,8 @@ class SglangExecutor:
         state = req.tokenflow
         tree = self.scheduler.tree_cache
         page = self.scheduler.page_size
-        key = (req.kv.cache_protected_len, self.members, self._open_copies)
+        changes = 0 if self.tier is None else self.tier.changes
+        key = (req.kv.cache_protected_len, self.members, changes, self._open_copies)
         if state.frees_key != key:
             before = tree.evictable_size()
             if req.lock is None:
@@ -227,6 +229,9 @@ class SglangExecutor:
         batch.filter_batch(keep_indices=keep)
         s.requeue_parked(req)
         self.left(req)
+        if self.tier is not None and self.tier.config.copies == "at_park":
+            self._probe(req)
+            self.tier.pin(req, req.best_match_node)  # its copy was begun only now
         req.tokenflow.parks += 1
         self.ledger.counters["parks"] += 1
         self.ledger.transition(rid, "park", kept_tokens)
@@ -245,7 +250,7 @@ class SglangExecutor:
         counters = self.ledger.counters
         counters["parked_pages"] += req.kv.kv_committed_len // s.page_size
         counters["parked_pages_on_host"] += tier.backed_tokens(req)[0] // s.page_size
-        tier.pin(req)
+        tier.pin(req, req.tokenflow.backed_node)
         at_park = tier.config.copies == "at_park" and tier.ok
         if at_park:
             tier.store_on_insert(True)
@@ -258,7 +263,7 @@ class SglangExecutor:
         self.members += 1
         req.tokenflow.probe_ct = -1
         req.tokenflow.admitted = False
-        req.tokenflow.backed_tokens = 0
+        req.tokenflow.backed_tokens, req.tokenflow.backed_node = 0, None
         self.ledger.parked.append(req.rid)
 
     def publish(self, rid: Rid, up_to: int) -> int:

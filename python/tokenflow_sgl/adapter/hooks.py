@@ -105,6 +105,7 @@ USES: tuple[Use, ...] = (
         "get_internal_state(recv_req)",
         "is_fully_idle",
         "flush_cache",
+        "_process_hicache_events",
     ),
     *_rows(
         FIELD,
@@ -181,10 +182,12 @@ USES: tuple[Use, ...] = (
     *_rows(FIELD, "sglang.srt.managers.cache_controller.HiCacheAck", "finish_event", "node_ids", "start_event"),
     *_rows(FIELD, "sglang.srt.managers.cache_controller.HiCacheAck", "timing_enabled"),
     *_rows(CALL, "sglang.srt.managers.cache_controller", "CacheOperation(host_indices, device_indices, node_id)"),
-    *_rows(CALL, _TREE, "check_hicache_events", "evict_for_alloc(params)", "is_backuped(node_id)"),
+    *_rows(
+        CALL, _TREE, "check_hicache_events", "evict_for_alloc(params)", "evict_host(num_tokens)", "is_backuped(node_id)"
+    ),
     *_rows(CALL, _TREE, "inc_host_lock_ref(node_id)", "dec_host_lock_ref(node_id, params)"),
     *_rows(CALL, _TREE, "inc_lock_ref(node_id)", "dec_lock_ref(node_id, params)", "ready_to_load_host_cache"),
-    *_rows(CALL, _TREE, "is_load_back_event_done(consumer_index)"),
+    *_rows(CALL, _TREE, "is_load_back_event_done(consumer_index)", "init_load_back(params)"),
     *_rows(CALL, _TREE, "_all_reduce(data)", "_apply_cache_actions(actions)", "_finish_write_through_ack(ack_id)"),
     *_rows(FIELD, _TREE, "load_back_threshold", "ongoing_load_back", "req_to_token_pool", "tree_core"),
     *_rows(FIELD, _TREE, "write_through_threshold"),

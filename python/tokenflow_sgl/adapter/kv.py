@@ -24,12 +24,14 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, TreeLock
 from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
 from ..core.config import PolicyConfig
-from .copies import Load, Store, Trust, failed_slots, seconds
+from .copies import LOAD, STORE, Load, Store, Trust, failed_slots, seconds
 from .ledger import Ledger
 from .repairs import Repairs
 
 logger = logging.getLogger(__name__)
 _NEVER = 2**31 - 1  # a threshold that is not reached
+_RESERVE = 16  # part of the host pool that is kept free
+_FULL_S = 1.0  # until a pool from which nothing could go is looked at again
 
 
 class HostTier:
@@ -50,12 +52,18 @@ class HostTier:
         self.bad = torch.zeros(self.total_tokens, dtype=torch.bool)  # host slots that must not be loaded
         self.repairs = Repairs(self.tree)
         self.trust = Trust()
+        self.changes = 0  # of locks that are not requests' own: what a park frees may be another number now
+        self._bad_nodes: set[Any] = set()  # whose last store failed
+        self._full_until_s = 0.0
         self._stores_s: list[tuple[int, float]] = []
         self._loads_s: list[tuple[int, float]] = []
         self._upstream_start_writing = self.controller.start_writing
         self.controller.start_writing = self._start_writing
         if config.loads == "ahead":
             self.tree.load_back_threshold = _NEVER  # admission loads nothing: its forward would wait for the copy
+        else:
+            self._upstream_init_load_back = self.tree.init_load_back
+            self.tree.init_load_back = self._init_load_back
         self.store_on_insert(config.copies == "ahead")
 
     def _agree_on_size(self) -> None:
@@ -130,8 +138,8 @@ class HostTier:
             node = req.lock.node
             if node in self.tree.ongoing_write_through:
                 return state.backed_tokens, published - state.backed_tokens
-            if self.tree.is_backuped(node):
-                state.backed_tokens = published
+            if self.tree.is_backuped(node) and node not in self._bad_nodes:
+                state.backed_tokens, state.backed_node = published, node
         return state.backed_tokens, 0
 
     def take_timings(self) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -143,10 +151,9 @@ class HostTier:
 
     # ---- pins
 
-    def pin(self, req: Any) -> None:
-        """`req` is about to be parked: its host copy stays until it is back. Host eviction takes finished prefixes."""
-        if req.lock is not None and self.tree.is_backuped(req.lock.node):
-            node = req.lock.node
+    def pin(self, req: Any, node: Any) -> None:
+        """`req` is parked: its host copy down to `node` stays until it is back. Eviction takes finished prefixes."""
+        if node is not None and self.tree.is_backuped(node):
             self._pins[id(req)] = (node, self.tree.inc_host_lock_ref(node).to_dec_params())
 
     def let_go(self, req: Any) -> None:
@@ -157,13 +164,14 @@ class HostTier:
         held = self._held.pop(id(req), None)
         if held is not None:
             self.tree.unlock(held[1])
+            self.changes += 1
         for load in self.loads:
             if load.req is req:
                 load.req = None
 
     def forget(self) -> None:
-        """The tree was emptied, and both pools: no receipt is worth anything, and whoever waits is computed again. A load
-        may have ended and not been settled yet."""
+        """The tree was emptied, and both pools: no receipt is worth anything, and whoever waits is computed again. A
+        load may have ended and not been settled yet."""
         self.loads.clear()
         self._pins.clear()
         self._held.clear()
@@ -171,6 +179,7 @@ class HostTier:
         self.lost.clear()
         self.repairs.open.clear()
         self.bad[:] = False
+        self._bad_nodes.clear()
 
     # ---- stores
 
@@ -195,7 +204,10 @@ class HostTier:
             took_s = seconds(store.ack)
             if took_s is not None:
                 self._stores_s.append((len(store.host_tokens), took_s))
-            self._judge(failed, "stores_failed")
+            if failed:
+                self._bad_nodes.update(store.ack.node_ids)
+                self.ledger.counters["stores_failed"] += 1
+            self._judge(STORE, failed)
 
     def _failed(self, copies: Sequence[tuple[Any, torch.Tensor]]) -> list[bool]:
         """Which of the copies failed. Their bad slots are never loaded."""
@@ -224,7 +236,11 @@ class HostTier:
         tree, node = self.tree, req.best_match_node
         spec, others = tree.tree_core.build_load_back_spec(node)
         slots = spec.host_indices
-        if others or not len(slots) or node in tree.ongoing_load_back:
+        if others or not len(slots):
+            return False
+        if node in tree.ongoing_load_back:
+            if not any(load.node == node and load.req is not None for load in self.loads):
+                self._unloaded(req)  # that copy was given up: nobody may wait for it a second time
             return False
         if self.bad[slots].any():
             self.repairs.later(req, req.prefix_len, slots, node)
@@ -247,9 +263,17 @@ class HostTier:
         tree.ongoing_load_back[node] = _OngoingLoadBack(node, locks[0], pins[0])  # taken out at the acknowledgement
         slots, now_s = slots.clone(), self.ledger.now_s
         self.loads.append(Load(req, req.prefix_len, node, slots, device, now_s, TreeLock(node, locks[1]), pins[1]))
+        self.changes += 1
         self.ledger.counters["loads"] += 1
         self.ledger.transition(req.rid, "load", len(slots))
         return True
+
+    def _init_load_back(self, params: Any) -> Any:
+        """In the place of the tree's own, where admission loads: it knows nothing of bad pages."""
+        spec, _ = self.tree.tree_core.build_load_back_spec(params.best_match_node)
+        if not self.ok or self.bad[spec.host_indices].any():
+            return 0, params.req.last_node
+        return self._upstream_init_load_back(params)
 
     def _loads_done(self) -> None:
         queued = set(map(id, self.controller.ack_load_queue))
@@ -262,12 +286,14 @@ class HostTier:
             took_s = seconds(ack)
             if took_s is not None:
                 self._loads_s.append((sum(len(load.host_tokens) for load in done if load.ack is ack), took_s))
+            self._judge(LOAD, any(bad for load, bad in zip(done, failed, strict=True) if load.ack is ack))
         for load, bad in zip(done, failed, strict=True):
-            self._judge(bad, "loads_failed")
+            self.ledger.counters["loads_failed"] += bad
             self._settle(load, good=not bad)
 
     def _settle(self, load: Load, *, good: bool) -> None:
         """Put what was loaded into the tree, as far as nobody else computed or loaded it meanwhile; free the rest."""
+        self.changes += 1
         tree, n = self.tree, len(load.device_tokens)
         spec, _ = tree.tree_core.build_load_back_spec(load.node)
         kept = len(spec.host_indices)
@@ -306,26 +332,48 @@ class HostTier:
         """Collect what ended, give up what is overdue. In every iteration, idle or not: nodes stay locked till then."""
         if self.loads or self.stores:
             self.tree.check_hicache_events()  # what has ended by now counts in this step, not in the next
-        self._stores_done()
-        self._loads_done()
+        self.collect()
         self._give_up_overdue()
         self._collect_lost()
         if self.repairs.open and self.ok:
             self.repairs.make()
         if self.trust.try_again(self.ledger.now_s):
             self.store_on_insert(self.config.copies == "ahead")
+        self._keep_some_free()
+
+    def collect(self) -> None:
+        """What upstream took acknowledgements of. After each time it did so: in between, the pages of a load are
+        nobody's, and upstream's check of an idle pool would call them lost."""
+        self._stores_done()
+        self._loads_done()
+
+    def _keep_some_free(self) -> None:
+        """Under write-through upstream makes room for exactly what it stores, so a pool that was full once stays full,
+        and nobody could tell whether there is room to publish. The coldest finished prefixes go."""
+        reserve = self.total_tokens // _RESERVE
+        missing = reserve - self.free_tokens
+        if missing <= reserve // 2 or self.ledger.now_s < self._full_until_s or not self.ok:
+            return
+        if self.tree.evict_host(missing) < missing:
+            self._full_until_s = self.ledger.now_s + _FULL_S  # all that is left is pinned, or on the device as well
 
     def _give_up_overdue(self) -> None:
         oldest_s = self.ledger.now_s - self.config.copy_deadline_s
-        for load in self.loads:
+        late = [load for load in self.loads if load.req is not None and load.since_s < oldest_s]
+        for load in late:
             # Its pages stay allocated until the copy ends, whenever that is.
-            if load.req is not None and load.since_s < oldest_s:
-                self._unloaded(load.req)
-                load.req = None
-                self.ledger.counters["copies_overdue"] += 1
-                self._judge(True, "loads_failed")
+            self._unloaded(load.req)
+            load.req = None
+            self.ledger.counters["copies_overdue"] += 1
+            self.ledger.counters["loads_failed"] += 1
+        stuck = 0
         while self.stores and self.stores[0].since_s < oldest_s:
             self._give_up(self.stores.popleft())
+            stuck += 1
+        # One copy that stands still holds up all behind it: that is one failure and not many.
+        for direction, count in ((LOAD, len(late)), (STORE, stuck)):
+            if count:
+                self._judge(direction, True)
 
     def _give_up(self, store: Store) -> None:
         """Else every later store waits behind it, and its nodes stay locked: in the end nothing can be evicted. The
@@ -335,11 +383,13 @@ class HostTier:
         pins = []
         for node in store.ack.node_ids:
             pending = self.tree.ongoing_write_through[node]
-            pins += [(n, self.tree.inc_host_lock_ref(n).to_dec_params()) for n in pending.publish_node_ids]
+            held = pending.publish_node_ids or [pending[0]]  # a repair publishes nothing
+            pins += [(n, self.tree.inc_host_lock_ref(n).to_dec_params()) for n in held]
             self.tree._finish_write_through_ack(node)
         self.lost.append((store.ack.finish_event, pins))
+        self._bad_nodes.update(store.ack.node_ids)
         self.ledger.counters["copies_overdue"] += 1
-        self._judge(True, "stores_failed")
+        self.ledger.counters["stores_failed"] += 1
 
     def _collect_lost(self) -> None:
         if not self.lost:
@@ -350,8 +400,7 @@ class HostTier:
                 self.tree.dec_host_lock_ref(*pin)
         self.lost = [entry for still, entry in zip(open_.tolist(), self.lost, strict=True) if still]
 
-    def _judge(self, failed: bool, counter: str) -> None:
-        self.ledger.counters[counter] += failed
-        self.trust.judge(not failed, self.ledger.now_s)
+    def _judge(self, direction: str, failed: bool) -> None:
+        self.trust.judge(direction, failed, self.ledger.now_s)
         if not self.ok:
             self.store_on_insert(False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.types import Applied, Arrived, Emitted, Event, Finished, Rid, Tick, Visible
@@ -115,7 +116,8 @@ class Ledger:
     @property
     def has_news(self) -> bool:
         """Whether anything happened since the last drain that a policy must hear of."""
-        return bool(self._events) or self._tick is not None or self._applied not in (None, Applied())
+        news = self._events or self.parked or self._tick is not None
+        return bool(news) or self._applied not in (None, Applied())
 
     def drain(self) -> list[Event]:
         """Events since the last drain: what the last plan came to, the clock, then what happened.
@@ -123,6 +125,11 @@ class Ledger:
         While a batch is formed, upstream queues requests whose grammar is ready, and may admit them at once: what came
         before the plan's outcome is told before it, or the policy would hear of an admission before the arrival.
         """
+        if self.parked:
+            # By the engine between two steps (a pause that retracts): the next plan must not take them for running.
+            done = self._applied or Applied()
+            self._applied = replace(done, parked=(*done.parked, *self.parked))
+            self.parked.clear()
         events, self._events = self._events, []
         head, events = events[: self._before_applied], events[self._before_applied :]
         self._before_applied = 0

@@ -29,7 +29,8 @@ class RequestState:
     takes_tokens: int = 0
     recompute: bool = False  # what it has on the host failed or came too late: not loaded before it came in
     backed_tokens: int = 0  # of what it published since it last came in, on the host
-    frees_key: tuple[int, int, int] | None = None
+    backed_node: Any = None  # the tree's node where that ends
+    frees_key: tuple[Any, ...] | None = None
     frees_tokens: int = 0
 
     @classmethod

@@ -133,6 +133,7 @@ class TokenFlowScheduler(Scheduler):
         return {**copies, "publishes_s": publishes_s}
 
     def _on_tick(self, tick: TickReq) -> None:
+        self._timings()  # those of other ranks are nobody's
         self.ledger.tick(Tick(tick.now_s, tick.last_step_s, tick.stores_s, tick.loads_s, tick.publishes_s))
 
     # ---- requests come and go
@@ -223,6 +224,11 @@ class TokenFlowScheduler(Scheduler):
         if self.tokenflow_metrics is not None and self._steps % _METRICS_EVERY == 0:
             state_report.update_metrics(self)
         return result
+
+    def _process_hicache_events(self, *args: Any, **kwargs: Any) -> None:
+        super()._process_hicache_events(*args, **kwargs)
+        if self.host_tier is not None:
+            self.host_tier.collect()
 
     def _has_nothing_to_decide(self, running_batch: Any, last_batch: Any) -> bool:
         """An idle server loops without pause; journaled, its empty steps would fill a disk."""

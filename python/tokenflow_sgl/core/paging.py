@@ -172,7 +172,11 @@ class Publisher:
 
     def _room_tokens(self, view: EngineView, cost: CostBelief) -> int:
         """What the link stores in about half a step, and the host has room for."""
-        room = cost.stores_within(_STEP_SHARE * cost.step_s) - view.storing_tokens
+        seconds = _STEP_SHARE * cost.step_s
+        if view.storing_tokens == 0:
+            # Where steps are quicker than the start of a store, small stores would be all start and no copy.
+            seconds = max(seconds, 2.0 * cost.store.fixed_s)
+        room = cost.stores_within(seconds) - view.storing_tokens
         if view.storing_tokens == 0:
             room = max(room, view.page_tokens)  # a link slower than a page a step is still better than none
         return min(room, view.host_free_tokens)

@@ -183,7 +183,8 @@ class TokenFlowPolicy:
     def _booked_tokens(self, queue: Queue, load: tuple[Rid, ...], waiting: Sequence[RequestView]) -> int:
         """Free memory that those on their way back will still take: who is admitted now must leave it."""
         starting = set(load)
-        takes = sum(r.takes_tokens - r.host_hit_tokens for r in waiting if r.rid in starting) if starting else 0
+        tails = (r.context_tokens - r.cached_tokens - r.host_hit_tokens for r in waiting if r.rid in starting)
+        takes = sum(tails) if starting else 0
         return queue.booked_tokens + takes + self.config.growth_tokens * len(load)
 
     def _is_owed(self, c: Candidate) -> bool:

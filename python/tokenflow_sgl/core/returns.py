@@ -83,7 +83,7 @@ class Returns:
             refused = s is not None and s.refused_until_s > self.now_s
             if r.phase is Phase.LOADING:
                 q.loading += 1
-                ahead_tokens += max(0, r.context_tokens - r.takes_tokens)
+                ahead_tokens += max(0, r.context_tokens - r.cached_tokens - r.takes_tokens)
             if r.phase is Phase.LOADING or r.held_tokens:
                 first_tokens += r.takes_tokens
             if r.phase is Phase.LOADING or (r.held_tokens and refused):

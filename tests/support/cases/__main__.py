@@ -9,7 +9,9 @@ A case that raises is written as {"error": ...}; the cases after it run if it le
 from __future__ import annotations
 
 import json
+import logging
 import os
+import resource
 import sys
 import time
 import traceback
@@ -122,10 +124,20 @@ CONFIGS = {
 }
 
 
+def _note_warnings(logger: str, into: list[str]) -> None:
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: into.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(logger).addHandler(handler)
+
+
 def main(name: str, out: Path) -> None:
     config = CONFIGS[name]
     os.environ.update(config.env)
     started = time.monotonic()
+    # As on a machine that lets nobody pin memory (field report B22 b).
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+    warnings: list[str] = []
+    _note_warnings("tokenflow_sgl.platform.cpu_host_pool", warnings)
     engine = Engine(config.flags, config.settings, stock=config.stock)
     scheduler = engine.scheduler
     results: dict[str, Any] = {
@@ -134,6 +146,7 @@ def main(name: str, out: Path) -> None:
             "page": scheduler.page_size,
             "grammar_backend": scheduler.server_args.grammar_backend,
             "started_s": time.monotonic() - started,
+            "host_memory_warnings": warnings,
         }
     }
     only = os.environ.get("ONLY_CASE")

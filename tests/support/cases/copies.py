@@ -124,7 +124,7 @@ def failed_load(engine: Engine) -> dict[str, Any]:
             else:
                 _corrupt_at_load(engine, faults, how)
             report = play(engine, asks, scripted(("a", 40, 6), ("a", 90, 6), publish=16), each=evicting(1))
-        found[how] = {"report": report, "trust": engine.scheduler.host_tier.trust.strikes}
+        found[how] = {"report": report, "trust": engine.scheduler.host_tier.trust.ok}
     return {"runs": found, "solo": solo}
 
 
@@ -174,7 +174,7 @@ def degraded(engine: Engine) -> dict[str, Any]:
 def _trust_again(engine: Engine) -> None:
     """The next case begins with a tier that works."""
     tier = engine.scheduler.host_tier
-    tier.trust.strikes, tier.trust.lost_at_s = 0, None
+    tier.trust.strikes, tier.trust.lost_at_s = dict.fromkeys(tier.trust.strikes, 0), None
     tier.store_on_insert(True)
 
 

@@ -62,5 +62,5 @@ def stop_token_inside(engine: Engine) -> dict[str, Any]:
 
 def first_use_of_a_grammar(engine: Engine) -> dict[str, Any]:
     """Upstream queues a request whose grammar was compiled just now while it forms a batch, and admits it in it."""
-    policy = tokenflow(publish_below=1.0, publish_interval_tokens=16)
+    policy = tokenflow(publish_below=1.0, publish_interval_tokens=16, publish_share=1.0)  # the model is quick
     return play(engine, [ask("fresh", 20, 120, ignore_eos=False, regex="([a-f][0-9]){40}")], policy)
