@@ -154,6 +154,27 @@ def test_a_lost_completion_is_given_up_and_nobody_waits_on(results: Results, cas
         assert 95 <= moves["recompute", "s0"] - moves["load", "s0"] <= 105
 
 
+@engines("copies-16")
+def test_a_stream_that_is_aborted_while_it_loads_leaves_nothing_behind(results: Results) -> None:
+    """Its pages are nobody's until the copy ends: upstream's check of the idle pool must not take them for lost."""
+    found = results("aborted_while_loading")
+    assert found["loading"] == 1
+    idle = dict(found["idle"])
+    assert idle.pop("idle")
+    assert all(have == want for have, want in idle.values()), idle
+
+
+@engines("copies-16")
+def test_a_host_tier_that_was_full_once_does_not_end_publishing(results: Results) -> None:
+    """Finished prefixes make room before it is asked for. 4 streams of 60 tokens grow by 240 a wave."""
+    found = results("host_full_once")
+    assert min(found["published"]) >= 120, found["published"]
+    assert min(found["free"]) >= 1024 // 32, found["free"]
+    idle = dict(found["idle"])
+    assert idle.pop("idle")
+    assert all(have == want for have, want in idle.values()), idle
+
+
 # ---- B25
 
 

@@ -1,8 +1,8 @@
 """The host tier: KV on its way to host memory and back, what the copies pin, and what becomes of those that fail.
 
-Owns the books of open copies, of pins and of pages that must not be used; decides nothing. Does not own the copies
-themselves: upstream's controller starts them and acknowledges them. Invariant: nobody reads a page before its copy was
-acknowledged on every rank, and every rank acts on the same acknowledgements, failures and deadlines.
+Owns the books of loads, of pins and of pages that must not be used (those of stores: stores.py); decides nothing. Does
+not own the copies themselves: upstream's controller starts them and acknowledges them. Invariant: nobody reads a page
+before its copy was acknowledged on every rank, and all ranks act on the same acknowledgements, failures and deadlines.
 
 A store (device to host) starts when KV is inserted in the radix tree. A load (host to device) is ours from start to
 end: the pages it fills belong to nobody until they are there, so a load that fails costs its own stream a recompute.
@@ -15,7 +15,6 @@ end: the pages it fills belong to nobody until they are there, so a load that fa
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,10 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, TreeLock
 from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
 from ..core.config import PolicyConfig
-from .copies import LOAD, STORE, Load, Store, Trust, failed_slots, seconds
+from .copies import LOAD, Load, Trust, failed_slots, seconds
 from .ledger import Ledger
 from .repairs import Repairs
+from .stores import Stores
 
 logger = logging.getLogger(__name__)
 _NEVER = 2**31 - 1  # a threshold that is not reached
@@ -44,21 +44,16 @@ class HostTier:
         self.config = config
         self._ranks = scheduler.tp_size
         self._agree_on_size()
-        self.stores: deque[Store] = deque()
         self.loads: list[Load] = []
-        self.lost: list[tuple[Any, list[tuple[Any, Any]]]] = []  # finish event and host pins of stores given up
         self._held: dict[int, tuple[Any, TreeLock, int]] = {}  # by id(req): loaded pages, kept until it comes in
         self._pins: dict[int, tuple[Any, Any]] = {}  # by id(req): the only copy of a parked stream
         self.bad = torch.zeros(self.total_tokens, dtype=torch.bool)  # host slots that must not be loaded
         self.repairs = Repairs(self.tree)
         self.trust = Trust()
         self.changes = 0  # of locks that are not requests' own: what a park frees may be another number now
-        self._bad_nodes: set[Any] = set()  # whose last store failed
         self._full_until_s = 0.0
-        self._stores_s: list[tuple[int, float]] = []
+        self.stores = Stores(self)
         self._loads_s: list[tuple[int, float]] = []
-        self._upstream_start_writing = self.controller.start_writing
-        self.controller.start_writing = self._start_writing
         if config.loads == "ahead":
             self.tree.load_back_threshold = _NEVER  # admission loads nothing: its forward would wait for the copy
         else:
@@ -70,7 +65,7 @@ class HostTier:
         """Host memory may differ between ranks. One page more on one of them and the ranks evict differently, until
         one enters a collective that the others do not."""
         size = int(self.controller.mem_pool_host.anchor_entry.host_pool.size)
-        smallest = -int(self._agreed(torch.tensor([-size])).item())
+        smallest = -int(self.agreed(torch.tensor([-size])).item())
         if smallest < size:
             logger.warning("host KV pool cut from %d to %d tokens, as on the smallest rank", size, smallest)
         self.cut(smallest)
@@ -85,7 +80,7 @@ class HostTier:
             group.size, group.logical_size = pool.size, pool.logical_size
         self.total_tokens = tokens
 
-    def _agreed(self, values: torch.Tensor) -> torch.Tensor:
+    def agreed(self, values: torch.Tensor) -> torch.Tensor:
         """The greatest of each value over all ranks."""
         if self._ranks > 1:
             self.tree._all_reduce(values, torch.distributed.ReduceOp.MAX)
@@ -113,13 +108,12 @@ class HostTier:
 
     @property
     def storing_tokens(self) -> int:
-        queued = sum(len(op.host_indices) for op in self.controller.write_queue)
-        return queued + sum(len(store.host_tokens) for store in self.stores)
+        return self.stores.tokens
 
     @property
     def has_deadlines(self) -> bool:
         """Whether time must go on for a copy's sake, though nobody is served."""
-        return bool(self.stores) or any(load.req is not None for load in self.loads)
+        return bool(self.stores.open) or any(load.req is not None for load in self.loads)
 
     def loading_tokens(self, req: Any) -> int:
         return sum(len(load.device_tokens) for load in self.loads if load.req is req)
@@ -138,14 +132,14 @@ class HostTier:
             node = req.lock.node
             if node in self.tree.ongoing_write_through:
                 return state.backed_tokens, published - state.backed_tokens
-            if self.tree.is_backuped(node) and node not in self._bad_nodes:
+            if self.tree.is_backuped(node) and node not in self.stores.bad_nodes:
                 state.backed_tokens, state.backed_node = published, node
         return state.backed_tokens, 0
 
     def take_timings(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """What copies took since the last call: (tokens, seconds), measured where they ran."""
-        stores, loads = tuple(self._stores_s), tuple(self._loads_s)
-        self._stores_s.clear()
+        stores, loads = tuple(self.stores.took_s), tuple(self._loads_s)
+        self.stores.took_s.clear()
         self._loads_s.clear()
         return {"stores_s": stores, "loads_s": loads}
 
@@ -175,43 +169,15 @@ class HostTier:
         self.loads.clear()
         self._pins.clear()
         self._held.clear()
-        self.stores.clear()
-        self.lost.clear()
+        self.stores.forget()
         self.repairs.open.clear()
         self.bad[:] = False
-        self._bad_nodes.clear()
 
-    # ---- stores
+    # ---- what ended
 
-    def _start_writing(self) -> None:
-        """In the place of the controller's own: an acknowledgement does not say which host slots it stands for."""
-        slots = [op.host_indices for op in self.controller.write_queue]
-        self._upstream_start_writing()
-        if slots:
-            host_tokens = torch.cat(slots)
-            self.stores.append(Store(self.controller.ack_write_queue[-1], host_tokens, self.ledger.now_s))
-            self.bad[host_tokens] = False  # written anew
-            self.ledger.counters["stored_tokens"] += len(host_tokens)
-
-    def _stores_done(self) -> None:
-        queued = set(map(id, self.controller.ack_write_queue))
-        done: list[Store] = []
-        while self.stores and id(self.stores[0].ack) not in queued:
-            done.append(self.stores.popleft())
-        if not done:
-            return
-        for store, failed in zip(done, self._failed([(s.ack, s.host_tokens) for s in done]), strict=True):
-            took_s = seconds(store.ack)
-            if took_s is not None:
-                self._stores_s.append((len(store.host_tokens), took_s))
-            if failed:
-                self._bad_nodes.update(store.ack.node_ids)
-                self.ledger.counters["stores_failed"] += 1
-            self._judge(STORE, failed)
-
-    def _failed(self, copies: Sequence[tuple[Any, torch.Tensor]]) -> list[bool]:
+    def failed(self, copies: Sequence[tuple[Any, torch.Tensor]]) -> list[bool]:
         """Which of the copies failed. Their bad slots are never loaded."""
-        masks = failed_slots(copies, self._agreed)
+        masks = failed_slots(copies, self.agreed)
         for (_, slots), mask in zip(copies, masks, strict=True):
             if mask.any():
                 self.bad[slots[mask.bool()]] = True
@@ -281,12 +247,12 @@ class HostTier:
         if not done:
             return
         self.loads = [load for load in self.loads if id(load.ack) in queued]
-        failed = self._failed([(load.ack, load.host_tokens) for load in done])
+        failed = self.failed([(load.ack, load.host_tokens) for load in done])
         for ack in {id(load.ack): load.ack for load in done}.values():
             took_s = seconds(ack)
             if took_s is not None:
                 self._loads_s.append((sum(len(load.host_tokens) for load in done if load.ack is ack), took_s))
-            self._judge(LOAD, any(bad for load, bad in zip(done, failed, strict=True) if load.ack is ack))
+            self.judge(LOAD, any(bad for load, bad in zip(done, failed, strict=True) if load.ack is ack))
         for load, bad in zip(done, failed, strict=True):
             self.ledger.counters["loads_failed"] += bad
             self._settle(load, good=not bad)
@@ -330,11 +296,11 @@ class HostTier:
 
     def poll(self) -> None:
         """Collect what ended, give up what is overdue. In every iteration, idle or not: nodes stay locked till then."""
-        if self.loads or self.stores:
+        if self.loads or self.stores.open:
             self.tree.check_hicache_events()  # what has ended by now counts in this step, not in the next
         self.collect()
         self._give_up_overdue()
-        self._collect_lost()
+        self.stores.collect_lost()
         if self.repairs.open and self.ok:
             self.repairs.make()
         if self.trust.try_again(self.ledger.now_s):
@@ -344,7 +310,7 @@ class HostTier:
     def collect(self) -> None:
         """What upstream took acknowledgements of. After each time it did so: in between, the pages of a load are
         nobody's, and upstream's check of an idle pool would call them lost."""
-        self._stores_done()
+        self.stores.collect()
         self._loads_done()
 
     def _keep_some_free(self) -> None:
@@ -366,41 +332,11 @@ class HostTier:
             load.req = None
             self.ledger.counters["copies_overdue"] += 1
             self.ledger.counters["loads_failed"] += 1
-        stuck = 0
-        while self.stores and self.stores[0].since_s < oldest_s:
-            self._give_up(self.stores.popleft())
-            stuck += 1
-        # One copy that stands still holds up all behind it: that is one failure and not many.
-        for direction, count in ((LOAD, len(late)), (STORE, stuck)):
-            if count:
-                self._judge(direction, True)
+        if late:
+            self.judge(LOAD, True)
+        self.stores.give_up_overdue(oldest_s)
 
-    def _give_up(self, store: Store) -> None:
-        """Else every later store waits behind it, and its nodes stay locked: in the end nothing can be evicted. The
-        host slots may yet be written, so they are neither loaded nor handed to anybody until that has happened."""
-        self.controller.ack_write_queue.remove(store.ack)
-        self.bad[store.host_tokens] = True
-        pins = []
-        for node in store.ack.node_ids:
-            pending = self.tree.ongoing_write_through[node]
-            held = pending.publish_node_ids or [pending[0]]  # a repair publishes nothing
-            pins += [(n, self.tree.inc_host_lock_ref(n).to_dec_params()) for n in held]
-            self.tree._finish_write_through_ack(node)
-        self.lost.append((store.ack.finish_event, pins))
-        self._bad_nodes.update(store.ack.node_ids)
-        self.ledger.counters["copies_overdue"] += 1
-        self.ledger.counters["stores_failed"] += 1
-
-    def _collect_lost(self) -> None:
-        if not self.lost:
-            return
-        open_ = self._agreed(torch.tensor([not event.query() for event, _ in self.lost], dtype=torch.uint8))
-        for still, (_, pins) in zip(open_.tolist(), self.lost, strict=True):
-            for pin in () if still else pins:
-                self.tree.dec_host_lock_ref(*pin)
-        self.lost = [entry for still, entry in zip(open_.tolist(), self.lost, strict=True) if still]
-
-    def _judge(self, direction: str, failed: bool) -> None:
+    def judge(self, direction: str, failed: bool) -> None:
         self.trust.judge(direction, failed, self.ledger.now_s)
         if not self.ok:
             self.store_on_insert(False)

@@ -305,7 +305,7 @@ class TokenFlowScheduler(Scheduler):
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
         """Not while a copy that was given up may still write: emptying the cache would hand its pages to others."""
-        lost = self.host_tier is not None and bool(self.host_tier.lost)
+        lost = self.host_tier is not None and bool(self.host_tier.stores.lost)
         return not lost and bool(super().is_fully_idle(*args, **kwargs))
 
     def flush_cache(self, *args: Any, **kwargs: Any) -> bool:

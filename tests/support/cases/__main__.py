@@ -97,6 +97,8 @@ CONFIGS = {
             copies.whole_pages,
             copies.lost_store,
             copies.lost_load,
+            copies.aborted_while_loading,
+            copies.host_full_once,
         ),
     ),
     "copies-1": Config(

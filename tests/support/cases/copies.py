@@ -10,7 +10,7 @@ from typing import Any
 from support.copies import LOAD, STORE, FaultyCopies, Transfer, numbers
 from support.engine import Engine
 from support.pages import PageSums
-from support.play import Ask, ask, has, play, prompt, scripted, solo_tokens
+from support.play import Ask, ask, has, play, prompt, scripted, solo_tokens, tokenflow
 
 Each = Callable[[Engine], None]
 
@@ -213,6 +213,54 @@ def _lost(engine: Engine, which: tuple[str, int]) -> dict[str, Any]:
         "tokens": tokens, "solo": solo, "counters": counters, "idle": report, "open_at_end": open_, "moves": moves,
         "idle_before_it_was_told": was_idle, "told": found,
     }  # fmt: skip
+
+
+# ---- who goes while its pages are on their way
+
+
+def aborted_while_loading(engine: Engine) -> dict[str, Any]:
+    """The only stream is parked, its load stands still, and its client goes; then the copy ends on an idle engine."""
+    with FaultyCopies(engine) as faults:
+        engine.use(scripted(("a", 30, 3), publish=16))
+        engine.submit(**ask("a", 60, 200))
+        faults.freeze(LOAD)
+        seen: list[int] = []
+
+        def aborted(e: Engine) -> bool:
+            evicting(1)(e)
+            seen.append(len(e.scheduler.host_tier.loads))
+            if seen[-1] and seen.count(1) == 5:
+                e.abort("a")
+            return e.streams["a"].finish is not None
+
+        engine.run(aborted)
+        first = engine.iterations
+        engine.run(lambda e: e.iterations - first > 20)  # idle, with pages that are nobody's
+        faults.thaw(LOAD)
+        engine.run_until_idle()
+    report = engine.idle_report()
+    engine.reset()
+    return {"loading": max(seen), "idle": report}
+
+
+def host_full_once(engine: Engine) -> dict[str, Any]:
+    """Ten waves of prompts through a host tier that holds one of them: running streams are published all the same."""
+    tier = engine.scheduler.host_tier
+    _host_of(tier, 1024)
+    engine.use(tokenflow(publish_below=1.0, publish_interval_tokens=16, publish_share=1.0))
+    counters, published, free = engine.scheduler.ledger.counters, [], []
+    for wave in range(10):
+        before = counters["published_tokens"]
+        for i in range(4):
+            engine.submit(**ask(f"w{wave}s{i}", 120, 60))
+        engine.run_until_done()
+        published.append(counters["published_tokens"] - before)
+        free.append(tier.free_tokens)
+        engine.streams.clear()
+    report = engine.idle_report()
+    engine.reset()
+    _host_of(tier, None)
+    return {"published": published, "free": free, "idle": report}
 
 
 # ---- B21: whole pages
