@@ -88,7 +88,7 @@ def test_transitions_tell_each_stream_once_in_and_once_out_and_every_park_with_i
     grew = {k: after["counters"][k] - before["counters"][k] for k in after["counters"]}
     assert grew["parks"] > 0
     for i in range(10):
-        words = [t["what"] for t in mine if t["id"] == f"told-{i}"]
+        words = [t["what"] for t in mine if t["id"] == f"told-{i}" and t["what"] not in ("load", "recompute")]
         assert words[0] == "admit" and words[-1] == "finish", words
         assert words[1:-1] == ["park", "return"] * (len(words[1:-1]) // 2), words
     assert sum(t["what"] == "park" for t in mine) == grew["parks"] == grew["returns"]

@@ -66,7 +66,7 @@ def test_what_was_parked_is_what_comes_back_however_the_copies_run(results: Resu
     assert sums["lost"] == [], "the full host tier gave away the only copy of a parked stream"
     assert sums["pages"] >= 300
     assert report["counters"]["loads"] >= 30
-    assert found["open_at_return"] >= 5
+    assert found["open_at_return"] >= 1
     assert report["counters"]["loads_failed"] == report["counters"]["stores_failed"] == 0
     assert_served(report, found["solo"])
 
@@ -164,12 +164,13 @@ def test_a_stream_that_is_aborted_while_it_loads_leaves_nothing_behind(results: 
     assert all(have == want for have, want in idle.values()), idle
 
 
-@engines("copies-16")
+@engines("copies-tight")
 def test_a_host_tier_that_was_full_once_does_not_end_publishing(results: Results) -> None:
     """Finished prefixes make room before it is asked for. 4 streams of 60 tokens grow by 240 a wave."""
     found = results("host_full_once")
+    assert min(found["free"]) < found["total"] // 8, "the host tier was never full"
     assert min(found["published"]) >= 120, found["published"]
-    assert min(found["free"]) >= 1024 // 32, found["free"]
+    assert min(found["free"]) > 0, found["free"]
     idle = dict(found["idle"])
     assert idle.pop("idle")
     assert all(have == want for have, want in idle.values()), idle

@@ -26,6 +26,7 @@ class PageSums:
         self.lost: list[tuple[str, int, int]] = []  # (rid, tokens on the host at the park, tokens found at the return)
         self._kept: dict[str, torch.Tensor] = {}
         self._backed: dict[str, int] = {}
+        self._twofold: set[str] = set()
 
     def __enter__(self) -> PageSums:
         scheduler, executor = self.engine.scheduler, self.engine.scheduler.executor
@@ -54,8 +55,15 @@ class PageSums:
         if kept is None:
             return
         backed = self._backed.pop(req.rid)
-        if req.prefix_len < backed:
-            self.lost.append((req.rid, backed, req.prefix_len))
+        found = max(req.prefix_len, req.prefix_len - req.host_loaded_length + req.host_hit_length)
+        if found < backed:
+            self.lost.append((req.rid, backed, found))
+        if req.prefix_len < found:
+            # Computed again though the host has it (no transfer was free): from now on the two copies differ in their
+            # last bits, and which of them comes back is no matter.
+            self._twofold.add(req.rid)
+        if req.rid in self._twofold:
+            return
         page = self.engine.scheduler.page_size
         now = self._sums(req, min(req.prefix_len, len(kept) * page))
         same = kept[: len(now)] == now

@@ -98,15 +98,14 @@ CONFIGS = {
             copies.lost_store,
             copies.lost_load,
             copies.aborted_while_loading,
-            copies.host_full_once,
         ),
     ),
     "copies-1": Config(
         _flags(page=1, pool=4096, overlap=False, more=("--hicache-ratio", "1.01")),
         (copies.reused_while_copied, copies.failed_load, copies.whole_pages),
     ),
-    "copies-64": Config(_flags(page=64, pool=4096), (copies.reused_while_copied, copies.whole_pages)),
-    "copies-tight": Config(_flags(page=16, pool=1440), (copies.collected_while_decoding,)),
+    "copies-64": Config(_flags(page=64, pool=8192), (copies.reused_while_copied, copies.whole_pages)),
+    "copies-tight": Config(_flags(page=16, pool=1440), (copies.collected_while_decoding, copies.host_full_once)),
     "queue": Config(
         _flags(page=16, pool=16384, more=("--max-running-requests", "8", "--max-queued-requests", "4")),
         (queueing.full_queue_with_forced_parks, queueing.full_queue_under_the_policy),

@@ -244,12 +244,12 @@ def aborted_while_loading(engine: Engine) -> dict[str, Any]:
 
 
 def host_full_once(engine: Engine) -> dict[str, Any]:
-    """Ten waves of prompts through a host tier that holds one of them: running streams are published all the same."""
-    tier = engine.scheduler.host_tier
-    _host_of(tier, 1024)
+    """Waves of prompts, more than the host tier holds in all: running streams are published all the same."""
+    tier, wave_tokens = engine.scheduler.host_tier, 4 * (120 + 60)
+    waves = tier.total_tokens // wave_tokens + 6
     engine.use(tokenflow(publish_below=1.0, publish_interval_tokens=16, publish_share=1.0))
     counters, published, free = engine.scheduler.ledger.counters, [], []
-    for wave in range(10):
+    for wave in range(waves):
         before = counters["published_tokens"]
         for i in range(4):
             engine.submit(**ask(f"w{wave}s{i}", 120, 60))
@@ -259,8 +259,7 @@ def host_full_once(engine: Engine) -> dict[str, Any]:
         engine.streams.clear()
     report = engine.idle_report()
     engine.reset()
-    _host_of(tier, None)
-    return {"published": published, "free": free, "idle": report}
+    return {"published": published, "free": free, "idle": report, "total": tier.total_tokens}
 
 
 # ---- B21: whole pages
