@@ -19,6 +19,7 @@ from typing import Any
 from tokenflow_sgl.core.journal import Journal
 
 REPO = Path(__file__).parents[2]
+_FAKE_COPY_S = 1e-6  # a token, either way, and of a publish's context
 
 
 @dataclass
@@ -193,8 +194,9 @@ class Engine:
         self.run(settled, max_s=60.0)
 
     def fake_clock(self, step_s: float, prefill_tok_s: float = math.inf) -> None:
-        """From now on rank 0's clock counts iterations, `step_s` each and more for a prefill: what the policy does is
-        the same in every run, however slow the machine. Called again, only the costs change."""
+        """From now on rank 0's clock counts iterations, `step_s` each and more for a prefill, and copies take what
+        their size says: what the policy believes is the same in every run, however slow the machine. Called again, only
+        the costs change."""
         first, self._cost = self._cost is None, (step_s, prefill_tok_s)
         if not first:
             return
@@ -203,7 +205,11 @@ class Engine:
 
         def stepped(event: Any) -> None:
             last_s = None if event.last_step_s is None else self._last_batch_s(*self._cost)
-            tick(ledger, replace(event, now_s=self.now_s, last_step_s=last_s))
+            copies = {
+                name: tuple((tokens, tokens * _FAKE_COPY_S) for tokens, _ in getattr(event, name))
+                for name in ("stores_s", "loads_s", "publishes_s")
+            }
+            tick(ledger, replace(event, now_s=self.now_s, last_step_s=last_s, **copies))
 
         ledger.tick = stepped
 
