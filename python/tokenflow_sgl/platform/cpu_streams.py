@@ -147,12 +147,7 @@ class Stream:
             self.submit(Wait(moment))
 
     def wait_stream(self, other: Any) -> None:
-        # Upstream's fence is its forward stream, a stub of torch.cpu, and there is nothing to wait for: on a CPU a
-        # forward runs in the scheduler's thread, so it has ended whenever that thread does anything else.
-        if isinstance(other, Stream):
-            event = Event()
-            other.record_event(event)
-            self.wait_event(event)
+        _wait_stream(self, other)
 
     def synchronize(self) -> None:
         """Block until everything submitted so far has ended. Does not raise: errors belong to events."""
@@ -199,16 +194,22 @@ class ComputeStream:
             event._moment.wait()
 
     def wait_stream(self, other: Any) -> None:
-        if isinstance(other, Stream):
-            event = Event()
-            other.record_event(event)
-            self.wait_event(event)
+        _wait_stream(self, other)
 
     def synchronize(self) -> None:
         return
 
     def query(self) -> bool:
         return True
+
+
+def _wait_stream(waiting: Stream | ComputeStream, other: Any) -> None:
+    # Upstream's fence is its forward stream, a stub of torch.cpu, and there is nothing to wait for: on a CPU a forward
+    # runs in the scheduler's thread, so it has ended whenever that thread does anything else.
+    if isinstance(other, Stream):
+        event = Event()
+        other.record_event(event)
+        waiting.wait_event(event)
 
 
 _compute = ComputeStream()
