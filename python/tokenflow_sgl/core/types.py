@@ -65,7 +65,7 @@ class EngineView:
     running: int
     device_free_tokens: int  # free or evictable at once
     device_total_tokens: int
-    host_free_tokens: int  # free, or held by finished prefixes, which go first
+    host_free_tokens: int  # free at once; the executor keeps some free while finished prefixes can go
     host_total_tokens: int
     host_ok: bool  # False after failures in a row: no copy in either direction until it is tried again
     storing_tokens: int  # of copies to the host that are open
