@@ -15,11 +15,17 @@ from support.play import Ask, ask, has, play, prompt, scripted, solo_tokens, tok
 Each = Callable[[Engine], None]
 
 
-def evicting(every: int) -> Each:
-    """Push everything evictable off the device every so many iterations while somebody is away."""
+def evicting(every: int, *, settled: bool = False) -> Each:
+    """Push everything evictable off the device every so many iterations while somebody is away.
+
+    `settled`: only when every store begun so far has ended, so that how busy the machine is decides nothing.
+    """
 
     def each(e: Engine) -> None:
         if e.iterations % every == 0 and any(r.output_ids for r in e.scheduler.waiting_queue):
+            if settled:
+                for ack in e.scheduler.tree_cache.cache_controller.ack_write_queue:
+                    ack.finish_event.synchronize()
             e.evict_device()
 
     return each
@@ -123,7 +129,9 @@ def failed_load(engine: Engine) -> dict[str, Any]:
                 faults.fail(numbers(LOAD, 0))
             else:
                 _corrupt_at_load(engine, faults, how)
-            report = play(engine, asks, scripted(("a", 40, 6), ("a", 90, 6), publish=16), each=evicting(1))
+            report = play(
+                engine, asks, scripted(("a", 40, 6), ("a", 90, 6), publish=16), each=evicting(1, settled=True)
+            )
         found[how] = {"report": report, "trust": engine.scheduler.host_tier.trust.ok}
     return {"runs": found, "solo": solo}
 
@@ -156,7 +164,7 @@ def degraded(engine: Engine) -> dict[str, Any]:
         faults.fail(numbers(LOAD))
 
         def each(e: Engine) -> None:
-            evicting(2)(e)
+            evicting(1, settled=True)(e)
             if e.iterations % 5 == 0:
                 states.append(state_report.memory(e.scheduler))
 
@@ -227,7 +235,7 @@ def aborted_while_loading(engine: Engine) -> dict[str, Any]:
         seen: list[int] = []
 
         def aborted(e: Engine) -> bool:
-            evicting(1)(e)
+            evicting(1, settled=True)(e)
             seen.append(len(e.scheduler.host_tier.loads))
             if seen[-1] and seen.count(1) == 5:
                 e.abort("a")
@@ -278,7 +286,9 @@ def whole_pages(engine: Engine) -> dict[str, Any]:
         for spare in (1, 0, -1):
             _host_of(tier, max(1, need + spare) * page)
             with PageSums(engine) as sums:
-                report = play(engine, a, scripted(("a", 6, 6), publish=1), each=evicting(1), keep_cache=True)
+                report = play(
+                    engine, a, scripted(("a", 6, 6), publish=1), each=evicting(1, settled=True), keep_cache=True
+                )
             found.append({
                 "context": context, "spare": spare, "whole": need, "solo": solo,
                 "tokens": report["streams"]["a"]["tokens"], "idle": report["idle"],
@@ -311,7 +321,7 @@ def salts_and_flushes(engine: Engine) -> dict[str, Any]:
     hits: dict[str, int] = {}
 
     def each(e: Engine) -> None:
-        evicting(2)(e)
+        evicting(1, settled=True)(e)
         for req in e.scheduler.waiting_queue:
             if not req.output_ids:
                 hits[req.rid] = req.tokenflow.cached_tokens + req.tokenflow.host_hit_tokens
