@@ -15,11 +15,12 @@ PACKAGE = Path(tokenflow_sgl.__file__).parent
 ENGINE = {"sglang", "sgl_kernel"}
 HEAVY = {*ENGINE, "torch", "triton", "transformers"}
 
-# What decides and what arrives know nobody; the adapter drives core; what people touch stands above both. The CPU
-# platform knows nothing of TokenFlow.
+# What decides and what arrives know nobody; the simulator and the adapter drive core; what people touch stands above
+# them. The CPU platform knows nothing of TokenFlow.
 MAY_KNOW = {
     "core": set(),
     "workload": set(),
+    "sim": {"core", "workload"},
     "platform": set(),
     "adapter": {"core", "platform"},
     "bench": {"core", "workload", "adapter", "launch_server"},
@@ -94,8 +95,8 @@ def clock_reads(path):
             yield owner.get(id(node)), node.id
 
 
-@pytest.mark.parametrize("part", ["core", "workload"])
-def test_what_decides_and_what_arrives_import_no_engine_and_no_torch(part):
+@pytest.mark.parametrize("part", ["core", "workload", "sim"])
+def test_what_decides_what_arrives_and_what_simulates_import_no_engine_and_no_torch(part):
     for path in files(part):
         heavy = {name for name in imports(path) if name.split(".")[0] in HEAVY}
         assert not heavy, f"{path}: {heavy}"
@@ -157,8 +158,8 @@ print(sorted(m for m in sys.modules if m.split(".")[0] in {blocked!r}))
 """
 
 
-def test_core_and_workload_work_where_neither_sglang_nor_torch_can_be_imported():
-    packages = [f"tokenflow_sgl.{p}" for p in ("core", "workload") if (PACKAGE / p).is_dir()]
+def test_core_workload_and_sim_work_where_neither_sglang_nor_torch_can_be_imported():
+    packages = [f"tokenflow_sgl.{p}" for p in ("core", "workload", "sim") if (PACKAGE / p).is_dir()]
     script = BLOCKED.format(blocked=HEAVY, packages=packages)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
