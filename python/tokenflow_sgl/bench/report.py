@@ -167,7 +167,10 @@ def _rows(results: Mapping[str, Any], server: str) -> Sequence[Mapping[str, Any]
 
 
 def _values(results: Mapping[str, Any], server: str, where: str, key: str) -> list[float]:
-    values = [(row[where] if where else row)[key] for row in _rows(results, server)]
+    rows = [row[where] if where else row for row in _rows(results, server)]
+    if None in rows:
+        return []  # the scenario singles out no newcomers
+    values = [row[key] for row in rows]
     if where == "copies" or key in ("parks", "resumes", "tbt_p99_s", "qoe_mean"):
         return [value for value in values if value is not None]
     return [math.inf if value is None else value for value in values]

@@ -23,6 +23,11 @@ from tokenflow_sgl.workload.scenario import Scenario
 
 # Totals over all seeds: in a median, one seed's failures would vanish.
 TOTALS = ("requests", "failed")
+MEASURES = (
+    *("ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tbt_p99_s", "stall_count", "stall_total_s", "stall_longest_s"),
+    *("effective_goodput_tok_s", "effective_throughput_tok_s", "raw_throughput_tok_s", "qoe_mean"),
+    *("completion_mean_s", "completion_p99_s", "requests", "failed", "parks", "resumes"),
+)
 PACKAGES = ("tokenflow_sgl", "sglang", "torch", "transformers", "numpy", "aiohttp")
 
 
@@ -64,18 +69,28 @@ def results_json(scenario: Scenario, runs: Sequence[RunRecord], provenance: Mapp
     Each measure is the median over seeds (requests and failed: the total); `per_seed` has each run's own, its
     `newcomers` (the groups the scenario judges), `groups`, load and lateness. `newcomers` holds medians over seeds.
     """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        rows.setdefault(run.server, []).append(per_seed(scenario, run))
+    order = dict.fromkeys(run.server for run in runs)
+    return rows_json(scenario, {server: rows[server] for server in order}, provenance)
+
+
+def rows_json(
+    scenario: Scenario, rows: Mapping[str, Sequence[Mapping[str, Any]]], provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same from what `per_seed` made of each run, by server."""
     results: dict[str, Any] = {}
-    for server in dict.fromkeys(run.server for run in runs):
-        mine = sorted((run for run in runs if run.server == server), key=lambda run: run.seed)
-        per_seed = [_per_seed(scenario, run) for run in mine]
+    for server, mine in rows.items():
+        new = [row["newcomers"] for row in mine]
         results[server] = {
-            **medians([run.summary() for run in mine]),
-            "newcomers": medians([row["newcomers"] for row in per_seed]),
-            "per_seed": per_seed,
+            **medians([{key: row[key] for key in MEASURES} for row in mine]),
+            "newcomers": None if None in new else medians(new),
+            "per_seed": list(mine),
         }
     return {
         "scenario": scenario.name,
-        "seeds": sorted({run.seed for run in runs}),
+        "seeds": sorted({row["seed"] for mine in rows.values() for row in mine}),
         "provenance": dict(provenance),
         "results": results,
         "bounds": {"ttft_p99_s": None, "effective_goodput_tok_s": None},
@@ -111,13 +126,13 @@ def provenance(scenario: Scenario, *, command: Sequence[str], max_tokens_factor:
 def write_json(path: Path, value: object) -> None:
     """Write JSON that every parser reads: infinite and NaN numbers become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(finite(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_run(path: Path, run: RunRecord) -> None:
     """Keep a run's raw times, so that a measure defined later can be computed from an old run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_finite(asdict(run)), allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(finite(asdict(run)), allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_run(path: Path) -> RunRecord:
@@ -137,13 +152,15 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(**table)
 
 
-def _per_seed(scenario: Scenario, run: RunRecord) -> dict[str, Any]:
+def per_seed(scenario: Scenario, run: RunRecord) -> dict[str, Any]:
+    """One run as a row: its measures, those of its groups and, if the scenario judges any, of its newcomers."""
+    present = {record.group for record in run.records}
     return {
         "seed": run.seed,
         **run.summary(),
         "makespan_s": span_s(run.records),
-        "newcomers": run.group_summary(scenario.newcomers),
-        "groups": {group.name: run.group_summary([group.name]) for group in scenario.groups},
+        "newcomers": run.group_summary(scenario.newcomers) if scenario.newcomers else None,
+        "groups": {group.name: run.group_summary([group.name]) for group in scenario.groups if group.name in present},
         "copies": copies(run),
         "load_before": run.load_before,
         "load_after": run.load_after,
@@ -168,13 +185,14 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """The same with None for every infinite or undefined number, since JSON has no word for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -1,0 +1,171 @@
+"""`tokenflow sim`: scenarios on the simulator, one rival after the other, in the table and JSON that the bench prints.
+
+Owns the command. Simulates nothing itself. Invariant: the same command gives the same bytes, but for the provenance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenflow_sgl.bench.report import table
+from tokenflow_sgl.bench.results import RunRecord, finite, per_seed, provenance, rows_json
+from tokenflow_sgl.bench.run import parse_seeds
+from tokenflow_sgl.sim.limits import bounds_of
+from tokenflow_sgl.sim.rivals import ABLATIONS, RIVALS, TWO_POOLS, rivals_named
+from tokenflow_sgl.sim.run import Progress, Run
+from tokenflow_sgl.sim.two_pools import simulate_two_pools
+from tokenflow_sgl.sim.world import simulate, world_of
+from tokenflow_sgl.workload.arrivals import plan_requests
+from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, list_scenarios, load_scenario
+
+DEFAULT = "sglang-fcfs,tokenflow"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 done, 2 for bad input."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.list:
+        for name in simulated():
+            print(f"{name:24}{load_scenario(name).about}")
+        return 0
+    if args.scenario is None:
+        parser.error("SCENARIO: missing, valid: a name of --list or a .toml file")
+    try:
+        seeds = parse_seeds(args.seeds)
+        names = [*RIVALS, TWO_POOLS] if args.policy == "all" else [n.strip() for n in args.policy.split(",")]
+        rivals_named([name for name in names if name != TWO_POOLS])
+        scenario = load_scenario(args.scenario)
+        world_of(scenario)
+    except (ScenarioError, ValueError) as error:
+        print(f"tokenflow sim: {error}", file=sys.stderr)
+        return 2
+    command = ["tokenflow", "sim", *(sys.argv[1:] if argv is None else argv)]
+    results = compare(scenario, names, seeds, command=command, quiet=args.quiet)
+    text = json.dumps(finite(results), indent=1, allow_nan=False)
+    if args.json == "-":
+        print(text)
+    else:
+        print(table(results))
+        print(_bounds_line(results))
+        if args.json:
+            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.json).write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tokenflow sim", description="A scenario on the simulator, policy by policy.")
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a name of --list, or a .toml file")
+    parser.add_argument("--list", action="store_true", help="name the scenarios that can be simulated")
+    valid = ", ".join([*RIVALS, TWO_POOLS, *ABLATIONS])
+    parser.add_argument("--policy", default=DEFAULT, help=f"list of {valid}; or all (default {DEFAULT})")
+    parser.add_argument("--seeds", default="3", help="how many, or a list such as 11,12 (default 3)")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - prints them instead of the table")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def simulated() -> list[str]:
+    """Names of the scenarios that have a [gpu] table."""
+    return [name for name in list_scenarios() if load_scenario(name).gpu is not None]
+
+
+def compare(
+    scenario: Scenario,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    command: Sequence[str],
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """The JSON of design 1.5."""
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    bounds: list[dict[str, float]] = []
+    for seed in seeds:
+        for name in names:
+            row, bound = run_one(scenario, name, seed, progress=None if quiet else _Bar(f"{name}, seed {seed}"))
+            rows[name].append(row)
+            bounds.append(bound)
+    results = rows_json(scenario, rows, provenance(scenario, command=command, max_tokens_factor=1.0))
+    # The loosest of the seeds: what no server can beat in any of them.
+    results["bounds"] = {
+        "ttft_p99_s": min(b["ttft_p99_s"] for b in bounds),
+        "effective_goodput_tok_s": max(b["effective_goodput_tok_s"] for b in bounds),
+    }
+    return results
+
+
+def run_one(
+    scenario: Scenario | str, name: str, seed: int, *, progress: Progress | None = None
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """One run as a row of the results, and the bounds of its requests."""
+    if isinstance(scenario, str):
+        scenario = load_scenario(scenario)
+    world = world_of(scenario)
+    requests = plan_requests(scenario, seed=seed)
+    if name == TWO_POOLS:
+        twins = plan_requests(scenario, seed=seed + 1_000_000)
+        settings = world.settings(RIVALS["sglang-fcfs"])
+        run = simulate_two_pools(
+            requests, twins, settings=settings, timing=world.timing, store_bytes_s=world.store_bytes_s,
+            load_bytes_s=world.load_bytes_s, progress=progress,
+        )  # fmt: skip
+    else:
+        rival = rivals_named([name])[name]
+        run = simulate(world, rival.make(), world.settings(rival), requests, progress=progress)
+    # Two pools have no follow-ups, and their prompts are sent on to the second one later.
+    sent_s = {r.rid: r.sent_s for r in requests} if name == TWO_POOLS else run.sent_s
+    return per_seed(scenario, record_of(name, seed, run)), bounds_of(requests, world, sent_s=sent_s)
+
+
+def record_of(name: str, seed: int, run: Run) -> RunRecord:
+    """A simulated run in the form of a measured one."""
+    c = run.counters
+    counters = {
+        "parked_pages": c.parked_tokens,
+        "parked_pages_on_host": c.parked_on_host_tokens,
+        "reprefilled_tokens": c.recomputed_tokens,
+        "loads": c.loaded_tokens,
+    }
+    return RunRecord(
+        name, seed, 1.0, tuple(run.records), 0.0, 0.0, 0.0, parks=c.parks + c.retractions, resumes=c.returns,
+        counters=counters,
+    )  # fmt: skip
+
+
+def _bounds_line(results: dict[str, Any]) -> str:
+    bounds = results["bounds"]
+    return (
+        f"bounds: no server's P99 TTFT over all requests can be below {bounds['ttft_p99_s']:.3f} s, nor its effective "
+        f"goodput above {bounds['effective_goodput_tok_s']:.0f} tok/s"
+    )
+
+
+class _Bar:
+    """Progress on standard error, twice a second at most."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._next_s, self._began_s = what, 0.0, time.monotonic()
+
+    def __call__(self, done: int, total: int, at_s: float) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s and done < total:
+            return
+        self._next_s = now_s + 0.5
+        filled = 30 * done // max(1, total)
+        text = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {self._what}, {at_s:.0f} s simulated"
+        end = "\n" if done >= total else ""
+        print(f"\r{text}, took {now_s - self._began_s:.0f} s", end=end, file=sys.stderr, flush=True)
+
+
+
+
+if __name__ == "__main__":
+    sys.exit(main())
