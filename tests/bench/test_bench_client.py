@@ -24,7 +24,7 @@ from tokenflow_sgl.bench.client import (
     send_lateness_s,
 )
 from tokenflow_sgl.core import qoe
-from tokenflow_sgl.workload.arrivals import Request
+from tokenflow_sgl.workload.arrivals import Request, Segment
 
 
 def event(count, finish=None, **more):
@@ -38,7 +38,7 @@ ROLE_ONLY = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}
 
 
 def request(rid="r", *, sent=0.0, tokens=4, rate=10.0, group="g"):
-    return Request(rid, group, sent, (20, 21, 22), tokens, 2 * tokens, rate)
+    return Request(rid, group, sent, (Segment.of(rid, (20, 21, 22)),), tokens, 2 * tokens, rate)
 
 
 def scripted(time, script_of):

@@ -240,6 +240,7 @@ def test_the_command_writes_json_raw_times_and_a_picture(tmp_path, capsys, monke
     ("arguments", "names"),
     [
         (["no-such", "--server", "a=http://x"], "no-such"),
+        (["guide-burst-4x", "--server", "a=http://x"], "server: missing in scenario guide-burst-4x, valid: a scenario"),
         (["demo-burst", "--server", "a"], "server: 'a'"),
         (["demo-burst", "--server", "a=http://x", "--seeds", "x"], "seeds: 'x'"),
     ],

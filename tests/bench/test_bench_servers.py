@@ -108,6 +108,7 @@ def test_servers_know_their_kinds_and_the_demo_refuses_others(capsys):
         (["--max-tokens-factor", "0.5"], "max-tokens-factor: '0.5'"),
         (["--max-tokens-factor", "1,x"], "max-tokens-factor: '1,x'"),
         (["--scenario", "nope"], "nope"),
+        (["--scenario", "guide-burst-4x"], "server: missing in scenario guide-burst-4x, valid: a scenario"),
         (["--seeds", "a"], "seeds: 'a'"),
     ):
         with pytest.raises(SystemExit) as stopped:

@@ -22,7 +22,7 @@ from tokenflow_sgl.bench.models import ensure_model
 from tokenflow_sgl.bench.results import RunRecord
 from tokenflow_sgl.bench.run import RunFailed, parse_seeds, run_all
 from tokenflow_sgl.bench.servers import KINDS, ServerFailed, start_server
-from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, list_scenarios, load_scenario
+from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, live_scenarios, live_settings, load_scenario
 
 PROGRESS_S = 15.0
 
@@ -37,7 +37,7 @@ class FreshServer:
     def __init__(self, kind: str, *, model: Path, scenario: Scenario, logs: Path, say: Callable[[str], None]) -> None:
         self.name = kind
         self._model = model
-        self._scenario = scenario
+        self._settings = live_settings(scenario)
         self._logs = logs
         self._say = say
         self._turns = 0
@@ -47,7 +47,7 @@ class FreshServer:
         """Its URL, once it answers; stopped when the context ends. Raises ServerFailed."""
         self._turns += 1
         log = self._logs / f"{self.name}-turn{self._turns}.log"
-        with start_server(self.name, model=self._model, settings=self._scenario.server, log=log) as process:
+        with start_server(self.name, model=self._model, settings=self._settings, log=log) as process:
             process.wait_ready(tick=_progress(self._say, self.name))
             yield process.url
 
@@ -93,14 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         scenario, seeds = load_scenario(args.scenario), parse_seeds(args.seeds)
         kinds, factors = _kinds(args.servers), _factors(args.max_tokens_factor)
+        model_name = live_settings(scenario).model
     except (ScenarioError, ValueError) as error:
         parser.error(str(error))
     say = say_elapsed()
     command = ["python", "-m", "tokenflow_sgl.bench.demo", *(sys.argv[1:] if argv is None else argv)]
     facts = {f: results.provenance(scenario, command=command, max_tokens_factor=f) for f in factors}
-    model: Path = args.model or Path("models") / scenario.server.model
+    model: Path = args.model or Path("models") / model_name
     try:
-        ensure_model(scenario.server.model, model)
+        ensure_model(model_name, model)
         say("servers: " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds))
         servers = [
             FreshServer(kind, model=model, scenario=scenario, logs=args.out / "logs" / scenario.name, say=say)
@@ -124,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tokenflow_sgl.bench.demo", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--scenario", default="demo-burst", help=f"{', '.join(list_scenarios())}, or a .toml file (default demo-burst)"
+        "--scenario", default="demo-burst", help=f"{', '.join(live_scenarios())}, or a .toml file (default demo-burst)"
     )
     parser.add_argument("--seeds", default="1,2,3", help="how many, or a list (default 1,2,3)")
     parser.add_argument(

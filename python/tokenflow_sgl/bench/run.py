@@ -27,8 +27,8 @@ from tokenflow_sgl.bench import report, results, timeline
 from tokenflow_sgl.bench.client import client_session, http_transport, run_plan, send_lateness_s
 from tokenflow_sgl.bench.results import RunRecord
 from tokenflow_sgl.bench.watch import StateWatch, WatchFailed
-from tokenflow_sgl.workload.arrivals import PROMPT_ID_HIGH, PROMPT_ID_LOW, Request, plan_requests
-from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, list_scenarios, load_scenario
+from tokenflow_sgl.workload.arrivals import PROMPT_ID_HIGH, PROMPT_ID_LOW, Request, Segment, plan_requests
+from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, live_scenarios, live_settings, load_scenario
 
 STREAM_TIMEOUT_S = 600.0
 FLUSH_TIMEOUT_S = 60.0
@@ -119,17 +119,19 @@ def warm_up_plans() -> Iterator[tuple[Request, ...]]:
     """The same few requests for every server: (how many at once, prompt tokens, answer tokens) as WARM_UP says."""
     rnd = random.Random("warm-up")
     for number, (count, prompt, answer) in enumerate(WARM_UP):
+        rids = [f"warm-{number}-{index:03d}" for index in range(count)]
+        ids = [tuple(rnd.randrange(PROMPT_ID_LOW, PROMPT_ID_HIGH) for _ in range(prompt)) for _ in rids]
         yield tuple(
             Request(
-                rid=f"warm-{number}-{index:03d}",
+                rid=rid,
                 group="warm-up",
                 sent_s=0.0,
-                prompt_tokens=tuple(rnd.randrange(PROMPT_ID_LOW, PROMPT_ID_HIGH) for _ in range(prompt)),
+                segments=(Segment.of(f"in:{rid}", tokens),),
                 answer_tokens=answer,
                 max_tokens=answer,
                 read_rate_tok_s=1000.0,
             )
-            for index in range(count)
+            for rid, tokens in zip(rids, ids, strict=True)
         )
 
 
@@ -182,7 +184,7 @@ def run_all(
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 after a complete measurement, 1 if a server failed, 2 for a wrong argument."""
     parser = argparse.ArgumentParser(prog="python -m tokenflow_sgl.bench.run", description="Measure live servers.")
-    parser.add_argument("scenario", help=f"{', '.join(list_scenarios())}, or a .toml file")
+    parser.add_argument("scenario", help=f"{', '.join(live_scenarios())}, or a .toml file")
     parser.add_argument("--server", action="append", required=True, metavar="NAME=URL", help="repeat for more servers")
     parser.add_argument("--seeds", default="3", help="how many, or a list: 1,2,7 (default 3)")
     parser.add_argument("--max-tokens-factor", type=float, default=1.0, help="limit / answer length (default 1)")
@@ -191,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         scenario, seeds, targets = load_scenario(args.scenario), parse_seeds(args.seeds), parse_servers(args.server)
+        live_settings(scenario)
     except (ScenarioError, ValueError) as error:
         parser.error(str(error))
     command = ["python", "-m", "tokenflow_sgl.bench.run", *(sys.argv[1:] if argv is None else argv)]

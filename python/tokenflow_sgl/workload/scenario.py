@@ -1,7 +1,8 @@
-"""Scenarios: what arrives, and the server settings that make memory the limit, read from TOML.
+"""Scenarios: what arrives, and the settings that make memory the limit, read from TOML.
 
-Owns the file format and its checks. Draws nothing (arrivals.py does) and starts nothing. Invariant: a loaded scenario
-is frozen and carries the hash of its text, so that a result can name the exact file it was made from.
+Owns the file format but for its groups (groups.py). Draws nothing (arrivals.py does) and starts nothing. Invariant: a
+loaded scenario is frozen and carries the hash of its text and of the traces it reads, so that a result can name exactly
+what it was made from.
 """
 
 from __future__ import annotations
@@ -9,44 +10,27 @@ from __future__ import annotations
 import hashlib
 import math
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tokenflow_sgl.workload.groups import Group, ReadRate, parse_group
+from tokenflow_sgl.workload.tables import ScenarioError, Table
+
+__all__ = [
+    "GpuSettings",
+    "Group",
+    "ReadRate",
+    "Scenario",
+    "ScenarioError",
+    "ServerSettings",
+    "list_scenarios",
+    "live_scenarios",
+    "live_settings",
+    "load_scenario",
+    "parse_scenario",
+]
 
 SCENARIO_DIR = Path(__file__).parent / "scenarios"
-ARRIVALS = ("uniform", "poisson")
-
-
-class ScenarioError(ValueError):
-    """A scenario that cannot be used; the message names the field, its value and what is valid."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRate:
-    """A share of a group's readers: `weight` parts of them read at `tok_s`."""
-
-    tok_s: float
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Requests of one kind. Lengths are inclusive ranges in tokens, drawn uniformly.
-
-    arrival "uniform": count requests at random times in [start_s, start_s + over_s].
-    arrival "poisson": count requests from start_s on, exponential gaps at per_s requests a second.
-    """
-
-    name: str
-    count: int
-    start_s: float
-    arrival: str
-    over_s: float | None
-    per_s: float | None
-    prompt_tokens: tuple[int, int]
-    answer_tokens: tuple[int, int]
-    read_rates: tuple[ReadRate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +47,34 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """The GPU that is simulated: names of a hardware and a model that the simulator knows, and its engine's settings.
+
+    mem_fraction: (weights + KV pool) over device memory, SGLang's mem-fraction-static; kv_pool_tokens: the pool itself;
+    exactly one of the two is there. max_running: most streams in a batch. host_ratio: host pool over device pool.
+    """
+
+    hardware: str
+    model: str
+    mem_fraction: float | None
+    kv_pool_tokens: int | None
+    page_tokens: int
+    chunked_prefill_tokens: int
+    max_running: int
+    host_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
-    """name, what it is about, the groups whose first token is judged, server settings, groups, SHA-256 of the text."""
+    """name, what it is about, the groups whose first token is judged (none: all alike), what live servers and what the
+    simulated GPU are set to (at least one is there), groups, SHA-256 of the text and of the traces.
+    """
 
     name: str
     about: str
     newcomers: tuple[str, ...]
-    server: ServerSettings
+    server: ServerSettings | None
+    gpu: GpuSettings | None
     groups: tuple[Group, ...]
     sha256: str
 
@@ -79,6 +84,28 @@ def list_scenarios() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SCENARIO_DIR.glob("*.toml")))
 
 
+def live_scenarios() -> tuple[str, ...]:
+    """Those of them that live servers can be measured with."""
+    texts = {name: (SCENARIO_DIR / f"{name}.toml").read_text(encoding="utf-8") for name in list_scenarios()}
+    return tuple(name for name, text in texts.items() if "server" in tomllib.loads(text))
+
+
+def live_settings(scenario: Scenario) -> ServerSettings:
+    """What to start live servers with. Raises ScenarioError for a scenario that they cannot be measured with."""
+    if scenario.server is None:
+        valid = f"a scenario with [server] for live servers: {', '.join(live_scenarios())}"
+        raise ScenarioError(f"server: missing in scenario {scenario.name}, valid: {valid}")
+    if not scenario.newcomers:
+        raise ScenarioError("newcomers: [], valid: for live servers at least one group")
+    for group in scenario.groups:
+        # The client sends on time and paces its reading: a question after an answer would leave at the start.
+        if group.session is not None and group.session.turns[1] > 1:
+            raise ScenarioError(f"group {group.name}: session.turns: {group.session.turns}, valid: for live servers 1")
+        if any(math.isinf(rate.tok_s) for rate in group.read_rates):
+            raise ScenarioError(f"group {group.name}: read_rate: inf, valid: for live servers a finite rate")
+    return scenario.server
+
+
 def load_scenario(name_or_path: str | Path) -> Scenario:
     """A scenario by its name or by the path of a TOML file. Raises ScenarioError."""
     path = Path(name_or_path)
@@ -86,29 +113,43 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
         path = SCENARIO_DIR / f"{name_or_path}.toml"
     if not path.is_file():
         raise ScenarioError(f"scenario: {str(name_or_path)!r}, valid: {', '.join(list_scenarios())} or a .toml file")
-    return parse_scenario(path.read_text(encoding="utf-8"))
+    return parse_scenario(path.read_text(encoding="utf-8"), beside=path.parent)
 
 
-def parse_scenario(text: str) -> Scenario:
-    """A scenario from TOML text. Raises ScenarioError naming field, value and what is valid."""
+def parse_scenario(text: str, *, beside: Path | None = None) -> Scenario:
+    """A scenario from TOML text. Raises ScenarioError naming field, value and what is valid.
+
+    beside: the folder where its traces are looked up first; None: only where TOKENFLOW_TRACES says.
+    """
     try:
-        table = _Table(tomllib.loads(text), "")
+        table = Table(tomllib.loads(text), "")
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"scenario: not TOML ({error}), valid: a TOML document") from error
     name, about = table.text("name"), table.text("about")
     newcomers = table.texts("newcomers")
-    server = _server(table.table("server"))
-    groups = tuple(_group(group) for group in table.tables("group"))
+    server = _server(table.table("server")) if table.has("server") else None
+    gpu = _gpu(table.table("gpu")) if table.has("gpu") else None
+    if server is None and gpu is None:
+        raise ScenarioError("server: missing, valid: a table [server] for live servers, [gpu] to simulate, or both")
+    groups = tuple(parse_group(group, beside=beside) for group in table.tables("group"))
     table.done()
     names = [group.name for group in groups]
     if len(set(names)) != len(names):
         raise ScenarioError(f"group.name: {names}, valid: each name once")
     if unknown := set(newcomers) - set(names):
         raise ScenarioError(f"newcomers: {sorted(unknown)}, valid: names of groups ({', '.join(names)})")
-    return Scenario(name, about, newcomers, server, groups, hashlib.sha256(text.encode()).hexdigest())
+    return Scenario(name, about, newcomers, server, gpu, groups, _hash(text, groups))
 
 
-def _server(table: _Table) -> ServerSettings:
+def _hash(text: str, groups: tuple[Group, ...]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for group in groups:
+        if group.trace is not None:
+            digest.update(group.trace.path.read_bytes())
+    return digest.hexdigest()
+
+
+def _server(table: Table) -> ServerSettings:
     settings = ServerSettings(
         model=table.text("model"),
         page_tokens=table.integer("page_tokens", at_least=1),
@@ -118,116 +159,29 @@ def _server(table: _Table) -> ServerSettings:
         write_policy=table.choice("write_policy", ("write_through",)),
         overlap=table.flag("overlap"),
     )
-    if settings.kv_pool_tokens % settings.page_tokens:
-        valid = f"a multiple of page_tokens ({settings.page_tokens})"
-        raise ScenarioError(f"server.kv_pool_tokens: {settings.kv_pool_tokens}, valid: {valid}")
+    _check_pages(table, settings.kv_pool_tokens, page_tokens=settings.page_tokens)
     table.done()
     return settings
 
 
-def _group(table: _Table) -> Group:
-    arrival = table.choice("arrival", ARRIVALS)
-    group = Group(
-        name=table.text("name"),
-        count=table.integer("count", at_least=1),
-        start_s=table.number("start_s", at_least=0.0),
-        arrival=arrival,
-        over_s=table.number("over_s", at_least=0.0) if arrival == "uniform" else None,
-        per_s=table.number("per_s", above=0.0) if arrival == "poisson" else None,
-        prompt_tokens=table.token_range("prompt_tokens"),
-        answer_tokens=table.token_range("answer_tokens"),
-        read_rates=tuple(_read_rate(rate) for rate in table.tables("read_rate")),
+def _gpu(table: Table) -> GpuSettings:
+    sized_by = table.one_of("mem_fraction", "kv_pool_tokens")
+    settings = GpuSettings(
+        hardware=table.text("hardware"),
+        model=table.text("model"),
+        mem_fraction=table.share("mem_fraction") if sized_by == "mem_fraction" else None,
+        kv_pool_tokens=table.integer("kv_pool_tokens", at_least=1) if sized_by == "kv_pool_tokens" else None,
+        page_tokens=table.integer("page_tokens", at_least=1),
+        chunked_prefill_tokens=table.integer("chunked_prefill_tokens", at_least=1),
+        max_running=table.integer("max_running", at_least=1),
+        host_ratio=table.number("host_ratio", above=0.0),
     )
+    if settings.kv_pool_tokens is not None:
+        _check_pages(table, settings.kv_pool_tokens, page_tokens=settings.page_tokens)
     table.done()
-    return group
+    return settings
 
 
-def _read_rate(table: _Table) -> ReadRate:
-    rate = ReadRate(table.number("tok_s", above=0.0), table.integer("weight", at_least=1))
-    table.done()
-    return rate
-
-
-class _Table:
-    """One TOML table: every key is taken once and checked; `done` refuses what nobody took.
-
-    A misspelt key that is ignored would silently measure something other than what the file says.
-    """
-
-    def __init__(self, table: Mapping[str, Any], where: str) -> None:
-        self._left = dict(table)
-        self._where = where
-        self._known: list[str] = []
-
-    def done(self) -> None:
-        for key, value in self._left.items():
-            raise ScenarioError(f"{self._where}{key}: {value!r}, unknown key, valid: {', '.join(self._known)}")
-
-    def refuse(self, key: str, value: object, valid: str) -> ScenarioError:
-        return ScenarioError(f"{self._where}{key}: {value!r}, valid: {valid}")
-
-    def text(self, key: str) -> str:
-        value = self._take(key, "a text that is not empty")
-        if not isinstance(value, str) or not value:
-            raise self.refuse(key, value, "a text that is not empty")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self._take(key, "a list of texts")
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-            raise self.refuse(key, value, "a list of texts, not empty")
-        return tuple(value)
-
-    def choice(self, key: str, valid: tuple[str, ...]) -> str:
-        value = self._take(key, ", ".join(valid))
-        if value not in valid:
-            raise self.refuse(key, value, ", ".join(valid))
-        return str(value)
-
-    def flag(self, key: str) -> bool:
-        value = self._take(key, "true, false")
-        if not isinstance(value, bool):
-            raise self.refuse(key, value, "true, false")
-        return value
-
-    def integer(self, key: str, *, at_least: int) -> int:
-        value = self._take(key, f"a whole number >= {at_least}")
-        if type(value) is not int or value < at_least:
-            raise self.refuse(key, value, f"a whole number >= {at_least}")
-        return value
-
-    def number(self, key: str, *, at_least: float | None = None, above: float | None = None) -> float:
-        valid = f"a number >= {at_least:g}" if at_least is not None else f"a number > {above:g}"
-        value = self._take(key, valid)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.refuse(key, value, valid)
-        if (at_least is not None and value < at_least) or (above is not None and value <= above):
-            raise self.refuse(key, value, valid)
-        return float(value)
-
-    def token_range(self, key: str) -> tuple[int, int]:
-        valid = "[low, high], whole numbers, 1 <= low <= high"
-        value = self._take(key, valid)
-        if not isinstance(value, list) or len(value) != 2 or not all(type(item) is int for item in value):
-            raise self.refuse(key, value, valid)
-        if not 1 <= value[0] <= value[1]:
-            raise self.refuse(key, value, valid)
-        return value[0], value[1]
-
-    def table(self, key: str) -> _Table:
-        value = self._take(key, "a table")
-        if not isinstance(value, dict):
-            raise self.refuse(key, value, "a table")
-        return _Table(value, f"{self._where}{key}.")
-
-    def tables(self, key: str) -> list[_Table]:
-        value = self._take(key, "a list of tables")
-        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-            raise self.refuse(key, value, "a list of tables, not empty")
-        return [_Table(item, f"{self._where}{key}[{index}].") for index, item in enumerate(value)]
-
-    def _take(self, key: str, valid: str) -> Any:
-        self._known.append(key)
-        if key not in self._left:
-            raise ScenarioError(f"{self._where}{key}: missing, valid: {valid}")
-        return self._left.pop(key)
+def _check_pages(table: Table, kv_pool_tokens: int, *, page_tokens: int) -> None:
+    if kv_pool_tokens % page_tokens:
+        raise table.refuse("kv_pool_tokens", kv_pool_tokens, f"a multiple of page_tokens ({page_tokens})")
