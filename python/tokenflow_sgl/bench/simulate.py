@@ -149,20 +149,22 @@ def _bounds_line(results: dict[str, Any]) -> str:
 
 
 class _Bar:
-    """Progress on standard error, twice a second at most."""
+    """Progress on standard error: a bar twice a second on a terminal, a line every 10 s elsewhere."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._next_s, self._began_s = what, 0.0, time.monotonic()
+        self._what, self._began_s = what, time.monotonic()
+        self._every_s = 0.5 if sys.stderr.isatty() else 10.0
+        self._next_s = self._began_s + self._every_s
 
     def __call__(self, done: int, total: int, at_s: float) -> None:
         now_s = time.monotonic()
         if now_s < self._next_s and done < total:
             return
-        self._next_s = now_s + 0.5
+        self._next_s = now_s + self._every_s
         filled = 30 * done // max(1, total)
         text = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {self._what}, {at_s:.0f} s simulated"
-        end = "\n" if done >= total else ""
-        print(f"\r{text}, took {now_s - self._began_s:.0f} s", end=end, file=sys.stderr, flush=True)
+        start, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
+        print(f"{start}{text}, took {now_s - self._began_s:.0f} s", end=end, file=sys.stderr, flush=True)
 
 
 

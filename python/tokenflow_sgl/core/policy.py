@@ -134,7 +134,8 @@ class TokenFlowPolicy:
         shortage -= view.device_free_tokens
         growth = self.config.growth_tokens
         active = len(running) + len(prefilling)
-        queue = Returns(self.config, self.cost, self.streams, self._rank, view, self.now_s).queue(waiting)
+        returns = Returns(self.config, self.cost, self.streams, self._rank, view, self.now_s)
+        queue = returns.queue(waiting)
         room = view.device_free_tokens - growth * active - sum(r.takes_tokens for r in prefilling)
         room -= queue.booked_tokens
         must = queue.must
@@ -147,7 +148,7 @@ class TokenFlowPolicy:
         # Memory may be kept for work that is owed it, but it never comes in before an unstarted reader.
         served = set(chosen.admit)
         come = [c.rid for c in must if c.rid in served]
-        come += self._early_returns(queue.early, chosen, len(running) + queue.loading)
+        come += self._early_returns(returns.early(queue), chosen, len(running) + queue.loading)
         park = chosen.park
         if shortage > 0 and not come and active > 1:
             park = self._relief(running, view, shortage, promised=view.promised_tokens > 0)
@@ -192,7 +193,7 @@ class TokenFlowPolicy:
         s = self.streams.by_rid[c.rid]
         return s.buffer is None and c.holds_back and s.wait_s(self.now_s) >= self.config.batch_turn_s
 
-    def _early_returns(self, early: Sequence[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
+    def _early_returns(self, early: Iterator[Candidate], chosen: Selection, running: int) -> Iterator[Rid]:
         """Returns ahead of need, only where what comes back can stay: else it would be parked again at once."""
         if chosen.unserved or chosen.park:
             return

@@ -6,7 +6,7 @@ only where it is quicker than computing the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .config import PolicyConfig
@@ -36,7 +36,9 @@ class Queue:
     due: list[Candidate] = field(default_factory=list)
     new: list[Candidate] = field(default_factory=list)
     other: list[Candidate] = field(default_factory=list)
-    early: list[Candidate] = field(default_factory=list)
+    early: list[tuple[float, RequestView, Stream]] = field(default_factory=list)  # (slack, ..): not weighed yet
+    ahead_s: float = 0.0  # of engine time before the first early return
+    ahead_tokens: int = 0  # of copies before it
     loads: set[Rid] = field(default_factory=set)
     loading: int = 0
     booked_tokens: int = 0  # free memory that those under way will still take
@@ -91,31 +93,79 @@ class Returns:
             elif s is not None and not refused:
                 known.append((self.slack_s(s), r, s))
         known.sort(key=lambda found: (found[0], found[1].rid))
-        ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
+        q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
+        q.ahead_tokens = ahead_tokens
+        longest_s = self._longest_s(known, ahead_tokens)
         for slack_s, r, s in known:
-            way = self.way_in(r, s, ahead_tokens)
-            if way.other_s is not None:
-                if self._may_wait(s, slack_s - ahead_s, way, way.other_s):
-                    continue
-                way = Way(False, 0.0, way.other_s)
-            in_s = way.copy_s + way.compute_s
-            c = self._candidate(r, s, slack_s, in_s + self.config.overhead_s)
-            group = self._group(q, r, s, slack_s - ahead_s - in_s - self.cost.step_s)
-            group.append(c)
-            if way.loads:
-                q.loads.add(r.rid)
-            if not s.unstarted and group is not q.early and group is not q.held:
-                ahead_s += way.compute_s + self.cost.step_s
-                ahead_tokens += r.host_hit_tokens if way.loads else 0
+            # Most of those that are parked are far from due: what their return takes need not be known.
+            if not s.unstarted and not r.held_tokens and slack_s - q.ahead_s > longest_s:
+                q.early.append((slack_s, r, s))
+            else:
+                self._place(q, slack_s, r, s)
         self._sort(q, waiting)
         return q
 
-    def _group(self, q: Queue, r: RequestView, s: Stream, left_s: float) -> list[Candidate]:
-        """`left_s`: slack that is left when it is back."""
+    def _place(self, q: Queue, slack_s: float, r: RequestView, s: Stream) -> None:
+        way = self._way(r, s, slack_s, q)
+        if way is None:
+            return
+        in_s = way.copy_s + way.compute_s
+        group = self._group(q, r, s, slack_s - q.ahead_s - in_s - self.cost.step_s)
+        if group is None:
+            q.early.append((slack_s, r, s))
+            return
+        group.append(self._candidate(r, s, slack_s, in_s + self.config.overhead_s))
+        if way.loads:
+            q.loads.add(r.rid)
+        if not s.unstarted and group is not q.held:
+            q.ahead_s += way.compute_s + self.cost.step_s
+            q.ahead_tokens += r.host_hit_tokens if way.loads else 0
+
+    def _way(self, r: RequestView, s: Stream, slack_s: float, q: Queue) -> Way | None:
+        """How it comes in; None if it waits for a transfer to end."""
+        way = self.way_in(r, s, q.ahead_tokens)
+        if way.other_s is None:
+            return way
+        if self._may_wait(s, slack_s - q.ahead_s, way, way.other_s):
+            return None
+        return Way(False, 0.0, way.other_s)
+
+    def _longest_s(self, known: Sequence[tuple[float, RequestView, Stream]], ahead_tokens: int) -> float:
+        """Slack with which nobody is due, whichever way each comes in and whoever comes before."""
+        most = max((r.context_tokens for _, r, _ in known), default=0)
+        copied = ahead_tokens + sum(r.host_hit_tokens for _, r, _ in known)
+        in_s = self.cost.load_s(most, copied) + self.cost.prefill_s(most) + self.cost.load.seconds(copied + most)
+        return in_s + self.cost.step_s + self.config.eps_s + self.config.overhead_s
+
+    def early(self, q: Queue) -> Iterator[Candidate]:
+        """Those that no reader needs yet, weighed one by one as they are asked for.
+
+        Who has most left to make goes first: else the last to return run on alone, in steps that cost nearly as much
+        as full ones.
+        """
+        for slack_s, r, s in sorted(q.early, key=self._early_order):
+            way = self._way(r, s, slack_s, q)
+            if way is not None:
+                if way.loads:
+                    q.loads.add(r.rid)
+                yield self._candidate(r, s, slack_s, way.copy_s + way.compute_s + self.config.overhead_s)
+
+    def _early_order(self, entry: tuple[float, RequestView, Stream]) -> tuple[int, bool, int, Rid]:
+        _, r, s = entry
+        return (-r.priority, not self._holds_back(r, s), r.output_tokens - r.max_output_tokens, r.rid)
+
+    def _holds_back(self, r: RequestView, s: Stream) -> bool:
+        """Memory kept for one that can never fit would be lost to all. It comes in alone at the latest, and then it
+        needs no room for the growth of others."""
+        waits = s.wait_s(self.now_s) >= self.config.hold_back_s
+        return waits and r.takes_tokens <= self.view.device_total_tokens
+
+    def _group(self, q: Queue, r: RequestView, s: Stream, left_s: float) -> list[Candidate] | None:
+        """None for an early return. `left_s`: slack that is left when it is back."""
         if r.held_tokens:
             return q.held
         if not s.unstarted and left_s > self.config.eps_s + self.config.overhead_s:
-            return q.early
+            return None
         if s.buffer is None:
             return q.other
         return q.new if s.unstarted else q.due
@@ -124,10 +174,6 @@ class Returns:
         own = {r.rid: -r.priority for r in waiting}
         for group in (q.new, q.other):
             group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
-        # No reader needs these yet. Who has most left to make goes first: else the last to return run on alone, in
-        # steps that cost nearly as much as full ones.
-        left = {r.rid: r.output_tokens - r.max_output_tokens for r in waiting}
-        q.early.sort(key=lambda c: (own[c.rid], not c.holds_back, left[c.rid], c.rid))
 
     def way_in(self, r: RequestView, s: Stream, ahead_tokens: int) -> Way:
         cost, host = self.cost, r.host_hit_tokens
@@ -170,9 +216,7 @@ class Returns:
             window_s=max(in_s + self.config.eps_s, self.config.min_slack_s),
             # Without a lead, work that has no reader would swap places with its like for ever.
             margin=self.config.switch_margin if s.buffer is None else 0.0,
-            # Memory kept for one that can never fit would be lost to all.
-            # It comes in alone at the latest, and then it needs no room for the growth of others.
-            holds_back=wait_s >= self.config.hold_back_s and r.takes_tokens <= self.view.device_total_tokens,
+            holds_back=self._holds_back(r, s),
         )
 
     def slack_s(self, s: Stream) -> float:

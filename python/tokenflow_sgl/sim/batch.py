@@ -121,7 +121,7 @@ class Batcher:
             need = context - cached + ex.page
             if ex.reserve_tokens is None:
                 need += min(req.max_tokens - req.output_tokens, _CLIP_MAX_NEW)
-            locks = 0 if req.held_pages else (device - memory.tree.held_pages(req.path, by_others_than=0)) * ex.page
+            locks = 0 if req.held_pages else (device - memory.tree.held_pages(req.path)) * ex.page
             if need >= budget - locks and not self._fits_alone(batch, context, device, locks):
                 ex.outcome.refused.append(rid)
                 break

@@ -177,7 +177,7 @@ class SimExecutor:
         if self.settings.copies == "none":
             host = 0
         phase = Phase.LOADING if r.loading else Phase.PARKED if r.output_tokens else Phase.WAITING
-        takes = context - tree.held_pages(r.path, by_others_than=0) * page
+        takes = context - tree.held_pages(r.path) * page
         if r.loading:
             takes = context - (device + r.loading_pages) * page
         return RequestView(

@@ -108,13 +108,13 @@ class PrefixTree:
         device = min(device, limit_pages)
         return device, max(0, min(host, limit_pages - device))
 
-    def held_pages(self, path: Sequence[Node], *, by_others_than: int) -> int:
-        """Pages of `path` on the device in nodes with more than `by_others_than` locks."""
-        return sum(node.device for node in path if node.locks > by_others_than)
+    def held_pages(self, path: Sequence[Node]) -> int:
+        """Pages of `path` on the device that somebody holds: they cannot be evicted."""
+        return sum([node.device for node in path if node.locks])
 
     def own_pages(self, path: Sequence[Node]) -> int:
         """Pages of `path` that would be free if its one holder let go: no other lock, nor an open copy's."""
-        return sum(node.device for node in path if node.locks == 1)
+        return sum([node.device for node in path if node.locks == 1])
 
     def backed_pages(self, path: Sequence[Node]) -> tuple[int, int]:
         """(on the host from the start of `path`, contiguous; of all, copies still open)."""
