@@ -11,9 +11,10 @@ from typing import Any
 from .baselines import Fcfs, Scripted
 from .config import PolicyConfig
 from .policy import TokenFlowPolicy
+from .rivals import RIVALS
 from .types import Policy
 
-POLICIES = ("tokenflow", "fcfs", "scripted")
+POLICIES = ("tokenflow", "fcfs", "scripted", *RIVALS)
 
 
 def make_policy(name: str, config: PolicyConfig, script: Mapping[str, Any] | None = None) -> Policy:
@@ -22,6 +23,8 @@ def make_policy(name: str, config: PolicyConfig, script: Mapping[str, Any] | Non
         return TokenFlowPolicy(config)
     if name == "fcfs":
         return Fcfs()
+    if name in RIVALS:
+        return RIVALS[name](config)
     if name == "scripted" and script is not None:
         return Scripted.from_mapping(script)
     raise ValueError(f"policy={name!r}: valid are {', '.join(POLICIES)}; scripted needs a script")
