@@ -27,7 +27,8 @@ def ask(rid, *, at_s=0.0, prompt=100, answer=50, limit=None, rate=6.0, segments=
 def settings_of(rival, **sizes):
     given = {"pool_tokens": 4096, "page_tokens": 16, "chunk_tokens": 512, "max_running": 64, "host_tokens": 16384, **sizes}
     return EngineSettings(
-        **given, batching=rival.batching, copies=rival.copies, loads=rival.loads, conservativeness=rival.conservativeness
+        **given, batching=rival.batching, copies=rival.copies, loads=rival.loads,
+        conservativeness=rival.conservativeness, inserts=rival.inserts,
     )
 
 

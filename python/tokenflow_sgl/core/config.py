@@ -48,6 +48,11 @@ class PolicyConfig:
     min_run_tokens: int = _setting(
         32, "tokens", 1, 100_000, "tokens a stream makes after its admission or return before it may be parked"
     )
+    swap_share: float = _setting(
+        0.1, "", 0.001, 1.0,
+        "share of the engine's time that computing KV again for returns may take; what a quiet time leaves over is "
+        "saved for a burst, and beyond it a stream runs longer before it may be parked",
+    )  # fmt: skip
     max_parks: int = _setting(
         64,
         "",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .config import PolicyConfig
 
 _GAIN = 0.1  # weight of a new sample; about the last 20 samples count
-_MIN_PREFILL_TOKENS = 32  # below this a prefill step's time says more about overhead than about speed
+_PREFILL_GAIN = 0.02  # tails of returns are short and many: what a long prompt takes must not be forgotten over them
 _OUTLIER = 20.0  # a sample this many times the belief is a hiccup of the machine, unless it is the third in a row
 _SPREAD = 0.05  # sizes must differ by this share of their mean before they tell what is fixed from what grows
 
@@ -27,6 +27,7 @@ class Line:
     mean_s: float = 0.0
     variance: float = 0.0
     covariance: float = 0.0
+    gain: float = _GAIN
 
     def seconds(self, tokens: int) -> float:
         return self.fixed_s + tokens * self.per_token_s
@@ -39,7 +40,7 @@ class Line:
         if 0 < self.outliers < 3:
             return
         self.samples += 1
-        gain = max(_GAIN, 1.0 / self.samples)
+        gain = max(self.gain, 1.0 / self.samples)
         off_tokens, off_s = tokens - self.mean_tokens, seconds - self.mean_s
         self.mean_tokens += gain * off_tokens
         self.mean_s += gain * off_s
@@ -61,22 +62,22 @@ class Line:
 
 @dataclass(slots=True)
 class CostBelief:
-    """Seconds per decode step and per prefill token; of copies to the host and back, and of publish calls, as lines."""
+    """Seconds per decode step; of prefills, copies to the host and back, and publish calls, as lines."""
 
     step_s: float
-    prefill_s_per_token: float
+    prefill: Line  # over the tokens computed
     store: Line  # over the tokens copied to the host
     load: Line  # over the tokens copied back
     publish: Line  # over the stream's whole context
     decode_samples: int = 0
-    prefill_samples: int = 0
     outliers: int = 0  # in a row
 
     @classmethod
     def prior(cls, config: PolicyConfig) -> CostBelief:
         return cls(
             config.step_prior_s,
-            1.0 / config.prefill_prior_tok_s,
+            # Until one is seen: no prefill is quicker than a decode step.
+            prefill=Line(config.step_prior_s, 1.0 / config.prefill_prior_tok_s, gain=_PREFILL_GAIN),
             store=Line(0.0, 1.0 / config.load_prior_tok_s),
             load=Line(0.0, 1.0 / config.load_prior_tok_s),
             publish=Line(config.publish_fixed_prior_s, 1.0 / config.publish_prior_tok_s),
@@ -99,20 +100,16 @@ class CostBelief:
                 return
             self.decode_samples += 1
             self.step_s += max(_GAIN, 1.0 / self.decode_samples) * (seconds - self.step_s)
-        elif prefill_tokens >= _MIN_PREFILL_TOKENS:
-            sample, belief = seconds / prefill_tokens, self.prefill_s_per_token
-            if self._is_hiccup(sample, belief, self.prefill_samples):
-                return
-            self.prefill_samples += 1
-            self.prefill_s_per_token += max(_GAIN, 1.0 / self.prefill_samples) * (sample - belief)
+        elif prefill_tokens:
+            self.prefill.learn(prefill_tokens, seconds)
 
     def _is_hiccup(self, sample: float, belief: float, samples: int) -> bool:
         self.outliers = self.outliers + 1 if samples >= 3 and sample > _OUTLIER * belief else 0
         return 0 < self.outliers < 3
 
     def prefill_s(self, uncached_tokens: int) -> float:
-        """tau_prefill: seconds to compute that many tokens, never less than a step."""
-        return max(self.step_s, uncached_tokens * self.prefill_s_per_token)
+        """tau_prefill: seconds to compute that many tokens, in a step of their own."""
+        return self.prefill.seconds(uncached_tokens)
 
     def load_s(self, tokens: int, ahead_tokens: int = 0) -> float:
         """Seconds until `tokens` are back on the device, behind `ahead_tokens` on the same link, and known to be: who
@@ -125,21 +122,21 @@ class CostBelief:
         loaded_s = self.load_s(host_tokens, ahead_tokens) + self.prefill_s(tail_tokens)
         return loaded_s < self.prefill_s(host_tokens + tail_tokens)
 
-    def load_spares_engine(self, *, host_tokens: int, tail_tokens: int) -> bool:
+    def load_spares_engine(self, *, host_tokens: int) -> bool:
         """The break-even for the others: the copy passes beside their forwards, and computing would hold them all up.
         The queue and the step that notices the end cost them nothing; and where each copy is quicker than its prefill,
-        all of them together are quicker than all prefills, which queue as well."""
-        spared_s = self.prefill_s(host_tokens + tail_tokens) - self.prefill_s(tail_tokens)
-        return self.load.seconds(host_tokens) < spared_s
+        all of them together are quicker than all prefills, which queue as well. The tail takes its step either way, so
+        what is spared is the time that each token adds."""
+        return self.load.seconds(host_tokens) < host_tokens * self.prefill.per_token_s
 
     def return_s(self, *, tail_tokens: int, host_tokens: int, ahead_tokens: int = 0) -> float:
         """Seconds from the decision to bring a stream back to its next token, by the quicker way: the copy with the
         prefill of the tail, or the prefill of both; then one step."""
-        step_s, each_s = self.step_s, self.prefill_s_per_token
-        computed_s = max(step_s, (host_tokens + tail_tokens) * each_s)
+        step_s, prefill, load = self.step_s, self.prefill, self.load
+        computed_s = prefill.fixed_s + (host_tokens + tail_tokens) * prefill.per_token_s
         if host_tokens > 0:
-            loaded_s = self.load.fixed_s + (ahead_tokens + host_tokens) * self.load.per_token_s + step_s
-            computed_s = min(computed_s, loaded_s + max(step_s, tail_tokens * each_s))
+            loaded_s = load.fixed_s + (ahead_tokens + host_tokens) * load.per_token_s + step_s
+            computed_s = min(computed_s, loaded_s + prefill.fixed_s + tail_tokens * prefill.per_token_s)
         return computed_s + step_s
 
     def stores_within(self, seconds: float) -> int:

@@ -23,7 +23,7 @@ from .streams import Stream, Streams
 from .types import EngineView, Rid
 
 NEARLY_DONE_TOKENS = 8  # to its limit: it gives all its memory back sooner than a park would pay off
-_HARD = 4  # times the share of time and the number per step
+_HARD = 10  # times the share of time and the number per step
 _STEP_SHARE = 0.5  # of the next step in which a copy that starts now should be done
 _CREDIT_S = 1.0  # of running whose share may be saved up
 _REFRESH_STEPS = 32  # between two looks at all streams: sorting them every step would cost more than it publishes
@@ -145,7 +145,7 @@ class Publisher:
                     continue
                 written = s.prompt_tokens + s.output_tokens - 1
                 start = s.published_tokens - s.published_tokens % page  # whole pages are in the tree, no part of one
-                due = written - start >= (page if missing > 0 else least)
+                due = written - start >= (self._worth(written, page, cost) if missing > 0 else least)
                 if missing > 0:
                     missing -= written
                     if missing <= 0:
@@ -158,6 +158,11 @@ class Publisher:
                     room -= end - start
                     spent_s += cost.publish.seconds(written)
         return tuple(found)
+
+    def _worth(self, written: int, page: int, cost: CostBelief) -> float:
+        """New tokens of a stream about to be parked that cost twice as much to compute again as its publish costs."""
+        each_s = cost.prefill.per_token_s
+        return max(page, 2.0 * cost.publish.seconds(written) / each_s) if each_s > 0.0 else page
 
     def _interval(self, view: EngineView, headroom: float, cost: CostBelief) -> float:
         """Tokens that the next to be parked grow between publishes. The less is left, the nearer they are to being

@@ -36,6 +36,7 @@ from .types import (
     Visible,
 )
 
+_SWAP_CREDIT_S = 30.0  # of running whose share may be saved up, or owed
 _REFUSAL_PAUSE_S = 0.25  # an admission the engine could not keep is not tried again at once: it would block the rest
 
 
@@ -50,6 +51,7 @@ class TokenFlowPolicy:
         self.forecast = Forecast(config.forecast_s)
         self.publisher = Publisher(config)
         self.decodes_since_prefill = 0
+        self.swap_credit_s = config.swap_share * _SWAP_CREDIT_S
         self._priority = PRIORITIES[config.priority]
         self._chunk_tokens = 0  # of the last prefill step: the next will be about as large
         self._last_batch = (0, 0)  # prefill tokens and decoding streams of the batch whose time the next tick carries
@@ -82,6 +84,8 @@ class TokenFlowPolicy:
         if tick.last_step_s is not None:
             prefill_tokens, decoding = self._last_batch
             self.cost.learn_step(tick.last_step_s, prefill_tokens=prefill_tokens, decoding=decoding)
+            share = self.config.swap_share
+            self.swap_credit_s = min(share * _SWAP_CREDIT_S, self.swap_credit_s + share * max(0.0, tick.last_step_s))
         for line, samples in (
             (self.cost.store, tick.stores_s),
             (self.cost.load, tick.loads_s),
@@ -100,7 +104,11 @@ class TokenFlowPolicy:
             self.streams.park(rid, self.now_s)
         for rid in event.unloaded:
             self.streams.unload(rid)
-        for rid, _, _ in event.admitted:
+        for rid, computed_tokens, _ in event.admitted:
+            stream = self.streams.by_rid.get(rid)
+            if stream is not None and stream.parks:
+                spent_s = self.cost.prefill_s(computed_tokens)
+                self.swap_credit_s = max(-self.config.swap_share * _SWAP_CREDIT_S, self.swap_credit_s - spent_s)
             self.streams.admit(rid)
             self.publisher.admitted(rid)
         for rid in event.refused:
@@ -198,6 +206,8 @@ class TokenFlowPolicy:
         if chosen.unserved or chosen.park:
             return
         room, slots, running = chosen.room_tokens, chosen.slots, running + len(chosen.admit)
+        if slots <= 0 or room < self.config.return_steps * (running + 1):
+            return  # before anybody is weighed: most of the time memory is tight
         for c in early:
             running += 1
             if slots <= 0 or room - c.need_tokens < self.config.return_steps * running:
@@ -239,7 +249,6 @@ class TokenFlowPolicy:
             and r.preemptible
             and r.output_tokens > 0
             and s.parks < self.config.max_parks
-            and r.output_tokens - s.output_at_admission >= self.config.min_run_tokens
             and r.max_output_tokens - r.output_tokens > NEARLY_DONE_TOKENS
         )
 
@@ -250,20 +259,37 @@ class TokenFlowPolicy:
         the prefill of the rest."""
         by_rid, now_s, config, return_s = self.streams.by_rid, self.now_s, self.config, self.cost.return_s
         none, at_park = config.copies == "none" or not view.host_ok, config.copies == "at_park"
+        turn = 0.0 if may == self._is_started else self._turn_tokens_per_s(view)
+        least = 0 if may == self._is_started else config.min_run_tokens
         found: list[Victim] = []
         for r in running:
             s = by_rid.get(r.rid)
             if s is None or not may(r, s):
                 continue
             slack_s, spent_s = math.inf, 0.0
+            host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
+            run = r.output_tokens - s.output_at_admission
+            if run < least or (turn and run < turn * self._swap_s(r.context_tokens, host)):
+                continue
             if s.buffer is not None:
-                host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
                 slack_s = s.buffer.slack_s(now_s)
                 spent_s = return_s(tail_tokens=r.context_tokens - host, host_tokens=host)
             rank_s = config.batch_turn_s if s.buffer is None else slack_s
             rank = self._priority(slack_s=rank_s, wait_s=0.0, unstarted=False, prefill_s=0.0, config=config)
             found.append(Victim(r.rid, r.frees_tokens, rank, slack_s, spent_s))
         return found
+
+    def _turn_tokens_per_s(self, view: EngineView) -> float:
+        """Tokens that a stream makes for each second of swapping it, if it is to take no more than its share; 0 while
+        there is credit. A stream's own part of a step is small, and a swap holds up all: where everybody takes turns
+        all the time, short ones would be more swap than run."""
+        if self.swap_credit_s > 0.0:
+            return 0.0
+        return max(1, view.running) / (self.cost.step_s * self.config.swap_share)
+
+    def _swap_s(self, context_tokens: int, host_tokens: int) -> float:
+        """Of the engine's own time, for a park and a return: what the host lacks, and a publish."""
+        return self.cost.prefill_s(context_tokens - host_tokens) + self.cost.publish.seconds(context_tokens)
 
     def _rank(self, s: Stream, slack_s: float, wait_s: float, prefill_s: float) -> float:
         return self._priority(

@@ -80,19 +80,21 @@ class Returns:
         known: list[tuple[float, RequestView, Stream]] = []
         ahead_tokens = 0  # of copies before this one
         first_tokens = 0  # to be computed for those that come in before anybody else
+        by_rid, now_s = self.streams.by_rid, self.now_s
         for r in waiting:
-            s = self.streams.by_rid.get(r.rid)
-            refused = s is not None and s.refused_until_s > self.now_s
-            if r.phase is Phase.LOADING:
+            s = by_rid.get(r.rid)
+            refused = s is not None and s.refused_until_s > now_s
+            loading = r.phase is Phase.LOADING
+            if loading:
                 q.loading += 1
                 ahead_tokens += max(0, r.context_tokens - r.cached_tokens - r.takes_tokens)
-            if r.phase is Phase.LOADING or r.held_tokens:
+            if loading or r.held_tokens:
                 first_tokens += r.takes_tokens
-            if r.phase is Phase.LOADING or (r.held_tokens and refused):
+            if loading or (r.held_tokens and refused):
                 q.booked_tokens += self._need_tokens(r)
             elif s is not None and not refused:
                 known.append((self.slack_s(s), r, s))
-        known.sort(key=lambda found: (found[0], found[1].rid))
+        known.sort(key=_by_slack)
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
         longest_s = self._longest_s(known, ahead_tokens)
@@ -106,7 +108,7 @@ class Returns:
         return q
 
     def _place(self, q: Queue, slack_s: float, r: RequestView, s: Stream) -> None:
-        way = self._way(r, s, slack_s, q)
+        way = self._way(r, s, q)
         if way is None:
             return
         in_s = way.copy_s + way.compute_s
@@ -121,19 +123,19 @@ class Returns:
             q.ahead_s += way.compute_s + self.cost.step_s
             q.ahead_tokens += r.host_hit_tokens if way.loads else 0
 
-    def _way(self, r: RequestView, s: Stream, slack_s: float, q: Queue) -> Way | None:
+    def _way(self, r: RequestView, s: Stream, q: Queue) -> Way | None:
         """How it comes in; None if it waits for a transfer to end."""
         way = self.way_in(r, s, q.ahead_tokens)
         if way.other_s is None:
             return way
-        if self._may_wait(s, slack_s - q.ahead_s, way, way.other_s):
+        if self._may_wait(s, way, way.other_s):
             return None
         return Way(False, 0.0, way.other_s)
 
     def _longest_s(self, known: Sequence[tuple[float, RequestView, Stream]], ahead_tokens: int) -> float:
         """Slack with which nobody is due, whichever way each comes in and whoever comes before."""
-        most = max((r.context_tokens for _, r, _ in known), default=0)
-        copied = ahead_tokens + sum(r.host_hit_tokens for _, r, _ in known)
+        most = max([r.context_tokens for _, r, _ in known], default=0)
+        copied = ahead_tokens + sum([r.host_hit_tokens for _, r, _ in known])
         in_s = self.cost.load_s(most, copied) + self.cost.prefill_s(most) + self.cost.load.seconds(copied + most)
         return in_s + self.cost.step_s + self.config.eps_s + self.config.overhead_s
 
@@ -144,7 +146,7 @@ class Returns:
         as full ones.
         """
         for slack_s, r, s in sorted(q.early, key=self._early_order):
-            way = self._way(r, s, slack_s, q)
+            way = self._way(r, s, q)
             if way is not None:
                 if way.loads:
                     q.loads.add(r.rid)
@@ -192,16 +194,14 @@ class Returns:
         if s.unstarted:
             better = cost.load_is_cheaper(host_tokens=host, tail_tokens=tail, ahead_tokens=ahead_tokens)
         else:
-            better = cost.load_spares_engine(host_tokens=host, tail_tokens=tail)
+            better = cost.load_spares_engine(host_tokens=host)
         return loaded if better else computed
 
-    def _may_wait(self, s: Stream, slack_s: float, way: Way, other_s: float) -> bool:
-        """Whether it may wait for a transfer to end. A reader that has tokens left may until the copy would come too
-        late for them; who has none, until it waited for as long as computing would have taken."""
-        in_s = way.copy_s + way.compute_s
-        if s.unstarted:
-            return s.wait_s(self.now_s) + in_s < other_s
-        return slack_s > in_s + self.cost.step_s
+    def _may_wait(self, s: Stream, way: Way, other_s: float) -> bool:
+        """Whether it waits for a transfer to end. A started stream does, even one that ran dry: the slot comes free
+        sooner than its KV is computed, and computing would hold up everybody. An unstarted reader does until it waited
+        for as long as computing would have taken."""
+        return not s.unstarted or s.wait_s(self.now_s) + way.copy_s + way.compute_s < other_s
 
     def _need_tokens(self, r: RequestView) -> int:
         # One page for rounding, and one token more: the engine admits only what leaves something free.
@@ -224,3 +224,7 @@ class Returns:
         if s.buffer is not None:
             return s.buffer.slack_s(self.now_s)
         return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
+
+
+def _by_slack(known: tuple[float, RequestView, Stream]) -> tuple[float, Rid]:
+    return known[0], known[1].rid

@@ -75,7 +75,7 @@ class SimExecutor:
         self.publish_s = 0.0  # of the engine's thread in this step
         self.publishes_s: list[tuple[int, float]] = []
         self._seq = 0
-        self._derived: dict[Rid, tuple[int, int, int, int]] = {}  # (changes, frees without tail, backed, copying)
+        self._derived: dict[Rid, tuple[int, int, int, int]] = {}  # (stamp of its path, frees without tail, backed, copying)
 
     # ---- those who run
 
@@ -144,7 +144,7 @@ class SimExecutor:
     def _running(self, r: SimRequest) -> RequestView:
         output = r.output_at(self.decodes)
         kv = r.prompt_tokens + output - 1
-        changes, own, backed, copying = self._derive(r)
+        _, own, backed, copying = self._derive(r)
         in_tree = r.in_tree_pages * self.page
         return RequestView(
             r.rid, Phase.RUNNING, kv + 1, in_tree, copying, backed,
@@ -154,12 +154,12 @@ class SimExecutor:
 
     def _derive(self, r: SimRequest) -> tuple[int, int, int, int]:
         tree = self.memory.tree
-        known = self._derived.get(r.rid)
-        if known is None or known[0] != tree.changes:
+        known, stamp = self._derived.get(r.rid), tree.stamp(r.path)
+        if known is None or known[0] != stamp:
             backed, copying = tree.backed_pages(r.path)
             backed = min(backed, r.in_tree_pages)
             own = tree.own_pages(r.path)
-            known = (tree.changes, own * self.page, backed * self.page, copying * self.page)
+            known = (stamp, own * self.page, backed * self.page, copying * self.page)
             self._derived[r.rid] = known
         return known
 
@@ -171,6 +171,13 @@ class SimExecutor:
         )  # fmt: skip
 
     def _waiting(self, r: SimRequest) -> RequestView:
+        """The view of before, while nothing on its path changed: most of those that wait, wait for long."""
+        stamp = self.memory.tree.stamp(r.path)
+        if r.view is None or r.view_stamp != stamp:
+            r.view, r.view_stamp = self._look(r), stamp
+        return r.view
+
+    def _look(self, r: SimRequest) -> RequestView:
         context = r.prompt_tokens + r.output_tokens
         tree, page = self.memory.tree, self.page
         device, host = self.memory.hit_pages(r, context)
@@ -219,7 +226,7 @@ class SimExecutor:
                 accepted = up_to
                 if self.settings.copies == "ahead":
                     self.memory.store(req)
-            seconds = self.timing.publish_s(kv + 1)
+            seconds = self.timing.publish_s(kv + 1) if self.settings.inserts else 0.0
             self.publish_s += seconds
             self.publishes_s.append((kv + 1, seconds))
         self.outcome.published.append((rid, accepted))

@@ -87,6 +87,7 @@ class Memory:
     def leave(self, req: SimRequest, kv_tokens: int, *, parked: bool) -> None:
         """Gives back what is not in the tree; the rest can be evicted from now on."""
         self.tree.give(self.private_pages(req, kv_tokens))
+        req.view = None
         if parked and not req.pinned:
             self.tree.pin_host(req.path)
             req.pinned = True
@@ -115,6 +116,7 @@ class Memory:
             self.tree.take(pages)
             device, _ = self.hit_pages(req, context_tokens)
             req.loading, req.loading_pages, req.load_until_pages = started, pages, device + pages
+            req.view = None
             started.reqs.append(req)
             started.tokens += pages * self.page
         if started.reqs:
@@ -162,4 +164,5 @@ class Memory:
         added = self.tree.insert(req.path, req.load_until_pages)
         self.tree.give(req.loading_pages - added)
         req.held_pages, req.loading, req.loading_pages = req.loading_pages, None, 0
+        req.view = None
         self.tree.unpin_host(req.path)

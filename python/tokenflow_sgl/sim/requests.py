@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..core.types import ReaderClass, Rid
+from ..core.types import ReaderClass, RequestView, Rid
 from ..workload.arrivals import Request
 from .tree import Node
 
@@ -44,6 +44,8 @@ class SimRequest:
     loading_pages: int = 0
     load_until_pages: int = 0  # of its path, on the device when the load is done
     held_pages: int = 0  # loaded back and kept for it
+    view: RequestView | None = None  # while it waits, and what it was made of did not change
+    view_stamp: int = 0
     pinned: bool = False  # parked: its host copies stay
     admitted_seq: int = 0
     finished: bool = False

@@ -27,6 +27,7 @@ class Rival:
     copies: str = "ahead"
     loads: str = "ahead"
     conservativeness: float = 1.0
+    inserts: bool = True  # publishing is an insert in a radix tree on the engine's thread; else blocks are copied as such
     config: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> Policy:
@@ -42,9 +43,9 @@ RIVALS: dict[str, Rival] = {
     "sglang-hrrn": Rival("SGLang with --schedule-policy hrrn", "hrrn", loads="at_admission"),
     "sglang-priority": Rival("SGLang with priority preemption", "priority", loads="at_admission"),
     "vllm": Rival("vLLM: FCFS, preempts the last admitted, computes again", "vllm", batching="mixed", copies="none"),
-    "vllm-offload": Rival("vLLM with KV offloading: blocks stored as they fill", "vllm-offload", batching="mixed"),
+    "vllm-offload": Rival("vLLM with KV offloading: blocks stored as they fill", "vllm-offload", batching="mixed", inserts=False),
     "andes": Rival("Andes v2: QoE knapsack, swap or recompute", "andes", copies="at_park"),
-    "vlt": Rival("SuperInfer's rotation by virtual lag time", "vlt"),
+    "vlt": Rival("SuperInfer's rotation by virtual lag time", "vlt", batching="mixed", inserts=False),
     "tokenflow-paper": Rival("TokenFlow as the paper describes it", "tokenflow-paper"),
     "tokenflow-guide": Rival("TokenFlow with the guide's priority to the letter", "tokenflow-guide"),
     "tokenflow": Rival("ours", "tokenflow"),

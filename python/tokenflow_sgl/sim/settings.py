@@ -19,6 +19,7 @@ class EngineSettings:
 
     copies: when KV goes to the host: `ahead` as soon as it is in the tree, `at_park`, or `none` (no host tier).
     loads: `ahead` of admission, asked for by the policy, or `at_admission`, whose forward waits for it.
+    inserts: whether a publish is an insert in a radix tree, which takes the engine's thread.
     conservativeness: SGLang's --schedule-conservativeness, a factor on the future that its own admission reserves.
     """
 
@@ -31,6 +32,7 @@ class EngineSettings:
     copies: str = "ahead"
     loads: str = "ahead"
     conservativeness: float = 1.0
+    inserts: bool = True
     load_slots: int = 3
 
     def __post_init__(self) -> None:

@@ -43,6 +43,7 @@ class World:
             copies=rival.copies,
             loads=rival.loads,
             conservativeness=rival.conservativeness,
+            inserts=rival.inserts,
         )
 
 
