@@ -23,7 +23,7 @@ from .streams import Stream, Streams
 from .types import EngineView, Rid
 
 NEARLY_DONE_TOKENS = 8  # to its limit: it gives all its memory back sooner than a park would pay off
-_HARD = 10  # times the share of time and the number per step
+_HARD = 4  # times the share of time and the number per step
 _STEP_SHARE = 0.5  # of the next step in which a copy that starts now should be done
 _CREDIT_S = 1.0  # of running whose share may be saved up
 _REFRESH_STEPS = 32  # between two looks at all streams: sorting them every step would cost more than it publishes
