@@ -23,7 +23,7 @@ MAY_KNOW = {
     "sim": {"core", "workload"},
     "platform": set(),
     "adapter": {"core", "platform"},
-    "bench": {"core", "workload", "adapter", "launch_server"},
+    "bench": {"core", "workload", "sim", "adapter", "launch_server"},
     "launch_server.py": {"adapter"},
     "cli.py": {"core", "workload", "adapter", "bench", "launch_server"},
     "__init__.py": set(),

@@ -6,10 +6,11 @@ import dataclasses
 import random
 
 import pytest
-from support.standin import Pure
 
+from support.standin import Pure
 from tokenflow_sgl.core.config import PolicyConfig
-from tokenflow_sgl.core.policies import make_policy
+from tokenflow_sgl.core.journal import Journal, replay
+from tokenflow_sgl.core.policies import header_of, make_policy, policy_from_header
 from tokenflow_sgl.sim.rivals import ABLATIONS, RIVALS
 from tokenflow_sgl.sim.run import Simulation
 from tokenflow_sgl.sim.settings import EngineSettings
@@ -25,10 +26,21 @@ def ask(rid, *, at_s=0.0, prompt=100, answer=50, limit=None, rate=6.0, segments=
 
 
 def settings_of(rival, **sizes):
-    given = {"pool_tokens": 4096, "page_tokens": 16, "chunk_tokens": 512, "max_running": 64, "host_tokens": 16384, **sizes}
+    given = {
+        "pool_tokens": 4096,
+        "page_tokens": 16,
+        "chunk_tokens": 512,
+        "max_running": 64,
+        "host_tokens": 16384,
+        **sizes,
+    }
     return EngineSettings(
-        **given, batching=rival.batching, copies=rival.copies, loads=rival.loads,
-        conservativeness=rival.conservativeness, inserts=rival.inserts,
+        **given,
+        batching=rival.batching,
+        copies=rival.copies,
+        loads=rival.loads,
+        conservativeness=rival.conservativeness,
+        inserts=rival.inserts,
     )
 
 
@@ -44,8 +56,14 @@ def simulate(name, requests, *, wrap=lambda policy: policy, journal=None, check=
 def burst(seed, *, count=40, at_s=4.0):
     """A dozen long answers, then a rush of short ones; ids that sort otherwise than they come."""
     rng = random.Random(seed)
-    long = [ask(f"l{i}", at_s=rng.random() * 2, prompt=rng.randrange(40, 300), answer=rng.randrange(200, 400)) for i in range(12)]
-    short = [ask(f"a{i}", at_s=at_s + rng.random(), prompt=rng.randrange(20, 200), answer=rng.randrange(1, 80)) for i in range(count)]
+    long = [
+        ask(f"l{i}", at_s=rng.random() * 2, prompt=rng.randrange(40, 300), answer=rng.randrange(200, 400))
+        for i in range(12)
+    ]
+    short = [
+        ask(f"a{i}", at_s=at_s + rng.random(), prompt=rng.randrange(20, 200), answer=rng.randrange(1, 80))
+        for i in range(count)
+    ]
     return long + short
 
 
@@ -69,7 +87,10 @@ def test_mixed_batches_decode_beside_a_prompt_and_others_do_not():
     requests = [ask("a", prompt=50, answer=100), ask("b", at_s=0.5, prompt=2000, answer=2)]
     alone, _ = simulate("sglang-fcfs", requests)
     mixed, _ = simulate("sglang-mixed", requests)
-    gap = {n: max(b - a for a, b in zip(t, t[1:], strict=False)) for n, t in (("alone", times(alone, "a")), ("mixed", times(mixed, "a")))}
+    gap = {
+        n: max(b - a for a, b in zip(t, t[1:], strict=False))
+        for n, t in (("alone", times(alone, "a")), ("mixed", times(mixed, "a")))
+    }
     # Four chunks of 512 in 0.0512 s each stand before the next token of `a`, or one of them.
     assert gap["alone"] > 0.2
     assert gap["mixed"] < 0.08
@@ -83,10 +104,17 @@ def test_a_follow_up_is_sent_when_the_answer_was_read_and_finds_its_history_cach
     # 20 tokens at 10 tok/s: the last is shown 1.9 s after the first, which comes at 0.02 s; the reader thinks for 3 s.
     first = ask("t0", prompt=160, answer=20, rate=10.0)
     history = (Segment("t0", 160), Segment("out:t0", 20), Segment("t1", 60))
-    run, simulation = simulate("sglang-fcfs", [first, ask("t1", segments=history, answer=3, rate=10.0, after="t0", think_s=3.0)])
+    run, simulation = simulate(
+        "sglang-fcfs", [first, ask("t1", segments=history, answer=3, rate=10.0, after="t0", think_s=3.0)]
+    )
     assert run.sent_s["t1"] == pytest.approx(0.02 + 1.9 + 3.0)
     # Of 240 tokens 11 whole pages (176) are in the tree: 179 had their KV.
-    assert simulation.ex.memory.tree.hit_pages(simulation.ex.memory.tree.path([("t0", 160), ("out:t0", 20)]), limit_pages=99)[0] == 11
+    assert (
+        simulation.ex.memory.tree.hit_pages(
+            simulation.ex.memory.tree.path([("t0", 160), ("out:t0", 20)]), limit_pages=99
+        )[0]
+        == 11
+    )
     assert [r.failed for r in run.records] == [False, False]
 
 
@@ -133,6 +161,18 @@ def test_the_same_run_twice_has_the_same_bytes(name):
         return lines, repr(run.records)
 
     assert bytes_of() == bytes_of()
+
+
+@pytest.mark.parametrize("name", ["tokenflow", "tokenflow-guide", "andes", "vlt", "vllm-offload", "tokenflow-paper"])
+def test_the_journal_of_a_simulation_replays_to_the_same_plans(name, tmp_path):
+    rival, path = RIVALS[name], tmp_path / "journal.jsonl"
+    config = PolicyConfig.from_mapping({"copies": rival.copies, "loads": rival.loads})
+    book = Journal.open(path, header_of(rival.policy, config))
+    run, _ = simulate(name, burst(11), journal=book, check=False)
+    book.close()
+    steps, difference = replay(path, policy_from_header)
+    assert difference is None
+    assert steps > 300 and run.counters.parks > 0
 
 
 @pytest.mark.parametrize("name", list(RIVALS))

@@ -30,14 +30,19 @@ def bars(found: Mapping[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, len(PANELS), figsize=(3.2 * len(PANELS), 0.9 + 0.32 * len(names)), sharey=True)
     for panel, (title, key, log) in zip(axes, PANELS, strict=True):
         rows = [[r[key] for r in found["results"][name]["per_seed"] if r[key] is not None] for name in names]
-        finite = [[v for v in row if math.isfinite(v)] for row in rows]
-        medians = [sorted(row)[len(row) // 2] if row else 0.0 for row in finite]
-        colors = ["tab:blue" if name == "tokenflow" else "tab:gray" for name in names]
-        panel.barh(range(len(names)), medians, color=colors)
-        for i, row in enumerate(finite):
-            if row:
-                panel.plot([min(row), max(row)], [i, i], color="black", linewidth=1)
-        if log and any(m > 0 for m in medians):
+        medians = [found["results"][name][key] for name in names]
+        most = max([v for row in rows for v in row if math.isfinite(v)], default=1.0)
+        for i, (name, row, median) in enumerate(zip(names, rows, medians, strict=True)):
+            if median is None:
+                continue
+            failed = math.isinf(median)
+            color = "tab:red" if failed else "tab:blue" if name == "tokenflow" else "tab:gray"
+            panel.barh(i, most if failed else median, color=color)
+            if failed:
+                panel.text(most, i, "failed ", ha="right", va="center", fontsize=7, color="white")
+            else:
+                panel.plot([min(row), min(max(row), most)], [i, i], color="black", linewidth=1)
+        if log and any(m for m in medians):
             panel.set_xscale("log")
         panel.set_title(title, fontsize=9)
         panel.tick_params(labelsize=8)

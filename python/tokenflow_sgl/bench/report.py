@@ -37,6 +37,7 @@ ROWS = (
     ("completion, P99 s", "", "completion_p99_s"),
     ("parks", "", "parks"),
     ("resumes", "", "resumes"),
+    ("retracted by the engine", "copies", "retractions"),
     ("parked pages on the host by then", "copies", "on_host_at_park"),
     ("forwards that waited for a copy", "copies", "copy_waits"),
     ("returns after running dry", "copies", "late_returns"),

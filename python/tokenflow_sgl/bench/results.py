@@ -173,7 +173,10 @@ def copies(run: RunRecord) -> dict[str, float | None]:
     """What parking cost: None where the server does not tell, or nobody was parked."""
     found = run.counters or {}
     pages, on_host = found.get("parked_pages"), found.get("parked_pages_on_host")
-    names = ("copy_waits", "late_returns", "loads", "loads_given_up", "reprefilled_tokens", "stored_tokens")
+    names = (
+        *("copy_waits", "late_returns", "loads", "loads_given_up", "reprefilled_tokens", "stored_tokens"),
+        "retractions",
+    )
     return {
         "on_host_at_park": on_host / pages if pages and on_host is not None else None,
         **{name: found.get(name) for name in names},

@@ -138,7 +138,7 @@ class ServerProcess:
 def start_server(
     kind: str, *, model: Path, settings: ServerSettings, log: Path, more: Sequence[str] = ()
 ) -> Iterator[ServerProcess]:
-    """A server of `kind` on a free port of 127.0.0.1, with `more` flags, not waited for; stopped when the context ends."""
+    """A server of `kind` on a free port of 127.0.0.1, not waited for; stopped when the context ends. `more`: flags."""
     port = free_port()
     command = [*server_command(kind, model=model, settings=settings, port=port), *more]
     server = ServerProcess(kind, command, url=f"http://127.0.0.1:{port}", log=log)

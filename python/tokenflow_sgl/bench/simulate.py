@@ -43,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         rivals_named([name for name in names if name != TWO_POOLS])
         scenario = load_scenario(args.scenario)
         world_of(scenario)
+        turns = any(group.session is not None for group in scenario.groups)
+        if turns and args.policy == "all":
+            names.remove(TWO_POOLS)
+        elif turns and TWO_POOLS in names:
+            raise ValueError(f"policy: {TWO_POOLS!r} does not follow turns, valid for {scenario.name}: the others")
     except (ScenarioError, ValueError) as error:
         print(f"tokenflow sim: {error}", file=sys.stderr)
         return 2
@@ -119,7 +124,9 @@ def run_one(
         )  # fmt: skip
     else:
         rival = rivals_named([name])[name]
-        run = simulate(world, rival.make(), world.settings(rival), requests, progress=progress)
+        run = simulate(
+            world, rival.make(), world.settings(rival), requests, progress=progress, priorities=rival.priorities
+        )
     # Two pools have no follow-ups, and their prompts are sent on to the second one later.
     sent_s = {r.rid: r.sent_s for r in requests} if name == TWO_POOLS else run.sent_s
     return per_seed(scenario, record_of(name, seed, run)), bounds_of(requests, world, sent_s=sent_s)
@@ -132,10 +139,11 @@ def record_of(name: str, seed: int, run: Run) -> RunRecord:
         "parked_pages": c.parked_tokens,
         "parked_pages_on_host": c.parked_on_host_tokens,
         "reprefilled_tokens": c.recomputed_tokens,
-        "loads": c.loaded_tokens,
+        "loads": c.loads,
+        "retractions": c.retractions,
     }
     return RunRecord(
-        name, seed, 1.0, tuple(run.records), 0.0, 0.0, 0.0, parks=c.parks + c.retractions, resumes=c.returns,
+        name, seed, 1.0, tuple(run.records), 0.0, 0.0, 0.0, parks=c.parks, resumes=c.returns,
         counters=counters,
     )  # fmt: skip
 
@@ -165,8 +173,6 @@ class _Bar:
         text = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {self._what}, {at_s:.0f} s simulated"
         start, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
         print(f"{start}{text}, took {now_s - self._began_s:.0f} s", end=end, file=sys.stderr, flush=True)
-
-
 
 
 if __name__ == "__main__":

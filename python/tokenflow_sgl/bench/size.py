@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenflow_sgl.sim.hardware import Hardware, Model, list_hardware, list_models, load_hardware, load_model
+from tokenflow_sgl.sim.run import SimulationStuck
 from tokenflow_sgl.sim.size import Demand, Level, Point, Size, size_gpu
 
 POLICIES = ("sglang-fcfs", "tokenflow")
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             size_gpu(hardware, model, demand, level, policy=p, mem_fraction=args.mem_fraction, report=_say)
             for p in POLICIES
         ]
-    except ValueError as error:
+    except (ValueError, SimulationStuck) as error:
         print(f"tokenflow size: {error}", file=sys.stderr)
         return 2
     print(text(sizes, hardware, model, args))
@@ -121,7 +122,12 @@ def text(sizes: Sequence[Size], hardware: Hardware, model: Model, args: argparse
 def _json(sizes: Sequence[Size], args: argparse.Namespace) -> dict[str, Any]:
     asked = {k: v for k, v in vars(args).items() if k not in ("json", "plot")}
     finite = [
-        {**asdict(s), "points": [{**asdict(p), "ttft_p99_s": p.ttft_p99_s if math.isfinite(p.ttft_p99_s) else None} for p in s.points]}
+        {
+            **asdict(s),
+            "points": [
+                {**asdict(p), "ttft_p99_s": p.ttft_p99_s if math.isfinite(p.ttft_p99_s) else None} for p in s.points
+            ],
+        }
         for s in sizes
     ]
     return {"asked": asked, "sizes": finite}

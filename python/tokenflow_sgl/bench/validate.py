@@ -1,7 +1,7 @@
 """The simulator against a live server on this machine: step times from one run, everything else compared on another.
 
-Owns the two live runs of each policy and the comparison. Invariant: nothing of the run that is compared goes into the table
-of step times.
+Owns the two live runs of each policy and the comparison. Invariant: nothing of the run that is compared goes into the
+table of step times.
 
     python -m tokenflow_sgl.bench.validate --scenario demo-burst-x2
 """
@@ -21,7 +21,7 @@ from tokenflow_sgl.bench import results
 from tokenflow_sgl.bench.demo import say_elapsed
 from tokenflow_sgl.bench.models import ensure_model
 from tokenflow_sgl.bench.results import RunRecord
-from tokenflow_sgl.bench.run import RunFailed, measure
+from tokenflow_sgl.bench.run import RunFailed, measure, parse_seeds
 from tokenflow_sgl.bench.servers import ServerFailed, start_server
 from tokenflow_sgl.bench.simulate import record_of
 from tokenflow_sgl.core.journal import replay
@@ -79,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         scenario = load_scenario(args.scenario)
-        first, second = (int(part) for part in args.seeds.split(","))
+        seeds = parse_seeds(args.seeds)
+        if len(seeds) != 2:
+            raise ValueError(f"seeds: {args.seeds!r}, valid: two different ones")
+        first, second = seeds
         if scenario.server is None:
             raise ScenarioError(f"server: missing in {scenario.name}, valid: a scenario with a [server] table")
     except ValueError as error:
@@ -90,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for policy in POLICIES:
             found[policy] = _validate(policy, scenario, scenario.server, (first, second), out=args.out, say=say)
-    except (ServerFailed, RunFailed, OSError) as error:
+    except (ServerFailed, RunFailed, OSError, ValueError) as error:
         print(f"validate: {error}", file=sys.stderr)
         return 1
     command = ["python", "-m", "tokenflow_sgl.bench.validate", *(sys.argv[1:] if argv is None else argv)]
@@ -143,9 +146,13 @@ def text(name: str, found: dict[str, Any]) -> str:
     """Live beside simulated, with the error of the latter."""
     lines = [f"{name}: {'':24}{'live':>12}{'simulated':>12}{'error':>9}"]
     for policy, one in found.items():
-        lines.append(f"{policy}: journal of {one['steps']} steps replayed, {'same plans' if one['replayed'] else 'DIFFERENT'}")
+        lines.append(
+            f"{policy}: journal of {one['steps']} steps replayed, {'same plans' if one['replayed'] else 'DIFFERENT'}"
+        )
         for title, where, key in COMPARED:
-            live, simulated = ((one[side][where] or {} if where else one[side]).get(key) for side in ("live", "simulated"))
+            live, simulated = (
+                (one[side][where] or {} if where else one[side]).get(key) for side in ("live", "simulated")
+            )
             if live is None or simulated is None:
                 continue
             error = f"{simulated / live - 1:+9.1%}" if live and math.isfinite(live) else ""

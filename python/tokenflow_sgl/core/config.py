@@ -50,8 +50,8 @@ class PolicyConfig:
     )
     swap_share: float = _setting(
         0.1, "", 0.001, 1.0,
-        "share of the engine's time that computing KV again for returns may take; what a quiet time leaves over is "
-        "saved for a burst, and beyond it a stream runs longer before it may be parked",
+        "share of the engine's time that returns may take, for what they compute again; what a quiet time leaves over "
+        "is saved for a burst, and beyond it a stream runs longer before it may be parked",
     )  # fmt: skip
     max_parks: int = _setting(
         64,

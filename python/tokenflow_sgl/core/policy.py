@@ -104,13 +104,16 @@ class TokenFlowPolicy:
             self.streams.park(rid, self.now_s)
         for rid in event.unloaded:
             self.streams.unload(rid)
+        again_tokens = 0
         for rid, computed_tokens, _ in event.admitted:
             stream = self.streams.by_rid.get(rid)
             if stream is not None and stream.parks:
-                spent_s = self.cost.prefill_s(computed_tokens)
-                self.swap_credit_s = max(-self.config.swap_share * _SWAP_CREDIT_S, self.swap_credit_s - spent_s)
+                again_tokens += computed_tokens
             self.streams.admit(rid)
             self.publisher.admitted(rid)
+        if again_tokens:  # all of them in one step
+            least_s = -self.config.swap_share * _SWAP_CREDIT_S
+            self.swap_credit_s = max(least_s, self.swap_credit_s - self.cost.prefill_s(again_tokens))
         for rid in event.refused:
             stream = self.streams.by_rid.get(rid)
             if stream is not None:
@@ -151,7 +154,7 @@ class TokenFlowPolicy:
         if sum(c.need_tokens for c in must) <= room and len(must) <= slots:
             victims = []  # everybody fits: nobody needs to be weighed
         else:
-            victims = self._victims(running, view, self._may_park)
+            victims = self._victims(running, view, self._may_park, turn=self._turn_tokens_per_s(view))
         chosen = select(queue.memory_order(self._is_owed), victims, room_tokens=room, slots=slots)
         # Memory may be kept for work that is owed it, but it never comes in before an unstarted reader.
         served = set(chosen.admit)
@@ -227,7 +230,7 @@ class TokenFlowPolicy:
         `promised`: a prompt under way will take the memory all the same, and the engine dies where it cannot; then as
         many go as it needs.
         """
-        able = self._victims(running, view, self._may_park)
+        able = self._victims(running, view, self._may_park, turn=self._turn_tokens_per_s(view))
         park = relieve([v for v in able if v.spare_s > self.config.min_slack_s], shortage_tokens=shortage)
         anyone = self._victims(running, view, self._is_started)
         frees = {v.rid: v.frees_tokens for v in anyone}
@@ -249,18 +252,22 @@ class TokenFlowPolicy:
             and r.preemptible
             and r.output_tokens > 0
             and s.parks < self.config.max_parks
+            and r.output_tokens - s.output_at_admission >= self.config.min_run_tokens
             and r.max_output_tokens - r.output_tokens > NEARLY_DONE_TOKENS
         )
 
     def _victims(
-        self, running: Sequence[RequestView], view: EngineView, may: Callable[[RequestView, Stream], bool]
+        self,
+        running: Sequence[RequestView],
+        view: EngineView,
+        may: Callable[[RequestView, Stream], bool],
+        *,
+        turn: float = 0.0,
     ) -> list[Victim]:
         """Those that `may` be parked, with what their return will take: the copy of what is on the host by then, and
-        the prefill of the rest."""
+        the prefill of the rest. `turn`: tokens they must have made for each second of that."""
         by_rid, now_s, config, return_s = self.streams.by_rid, self.now_s, self.config, self.cost.return_s
         none, at_park = config.copies == "none" or not view.host_ok, config.copies == "at_park"
-        turn = 0.0 if may == self._is_started else self._turn_tokens_per_s(view)
-        least = 0 if may == self._is_started else config.min_run_tokens
         found: list[Victim] = []
         for r in running:
             s = by_rid.get(r.rid)
@@ -268,8 +275,7 @@ class TokenFlowPolicy:
                 continue
             slack_s, spent_s = math.inf, 0.0
             host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
-            run = r.output_tokens - s.output_at_admission
-            if run < least or (turn and run < turn * self._swap_s(r.context_tokens, host)):
+            if turn and r.output_tokens - s.output_at_admission < turn * self._swap_s(r.context_tokens, host):
                 continue
             if s.buffer is not None:
                 slack_s = s.buffer.slack_s(now_s)

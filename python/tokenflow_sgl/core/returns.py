@@ -108,13 +108,17 @@ class Returns:
         return q
 
     def _place(self, q: Queue, slack_s: float, r: RequestView, s: Stream) -> None:
-        way = self._way(r, s, q)
-        if way is None:
-            return
+        way = self.way_in(r, s, q.ahead_tokens)
+        waits = way.other_s is not None and self._may_wait(s, way, way.other_s)
+        if way.other_s is not None and not waits:
+            way = Way(False, 0.0, way.other_s)
         in_s = way.copy_s + way.compute_s
         group = self._group(q, r, s, slack_s - q.ahead_s - in_s - self.cost.step_s)
         if group is None:
             q.early.append((slack_s, r, s))
+            return
+        if waits:
+            q.booked_tokens += 0 if s.unstarted else self._need_tokens(r)  # a newcomer must not take it meanwhile
             return
         group.append(self._candidate(r, s, slack_s, in_s + self.config.overhead_s))
         if way.loads:
@@ -122,15 +126,6 @@ class Returns:
         if not s.unstarted and group is not q.held:
             q.ahead_s += way.compute_s + self.cost.step_s
             q.ahead_tokens += r.host_hit_tokens if way.loads else 0
-
-    def _way(self, r: RequestView, s: Stream, q: Queue) -> Way | None:
-        """How it comes in; None if it waits for a transfer to end."""
-        way = self.way_in(r, s, q.ahead_tokens)
-        if way.other_s is None:
-            return way
-        if self._may_wait(s, way, way.other_s):
-            return None
-        return Way(False, 0.0, way.other_s)
 
     def _longest_s(self, known: Sequence[tuple[float, RequestView, Stream]], ahead_tokens: int) -> float:
         """Slack with which nobody is due, whichever way each comes in and whoever comes before."""
@@ -146,8 +141,8 @@ class Returns:
         as full ones.
         """
         for slack_s, r, s in sorted(q.early, key=self._early_order):
-            way = self._way(r, s, q)
-            if way is not None:
+            way = self.way_in(r, s, q.ahead_tokens)
+            if way.other_s is None:  # else it waits for a transfer to end
                 if way.loads:
                     q.loads.add(r.rid)
                 yield self._candidate(r, s, slack_s, way.copy_s + way.compute_s + self.config.overhead_s)

@@ -1,7 +1,7 @@
 """How the engine forms its batch: SGLang's admission and retraction, or prompts mixed with decoding.
 
-Owns the reservation for the future (SGLang's new-token ratio). Decides nothing of its own: order, reservation and cap are
-the plan's where it has them. Invariant: memory is looked at before it is taken, so that nothing ever fails half-way.
+Owns the reservation for the future (SGLang's new-token ratio). Decides nothing of its own: order, reservation and cap
+are the plan's where it has them. Invariant: memory is looked at before it is taken, so that nothing fails half-way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .timing import StepWork
 # SGLang 0.5: environ.py and schedule_policy.py.
 _INIT_RATIO, _MIN_FACTOR, _DECAY_STEPS = 0.7, 0.14, 600
 _CLIP_MAX_NEW = 4096
-_RETRACT_STEPS = 20
+_RETRACT_STEPS = 20  # of growth, in the ratio after a retraction
 
 
 @dataclass(slots=True)
@@ -52,6 +52,7 @@ class Batcher:
             self._prefill(batch, len(ex.running) if mixed else 0)
         if not batch.prefill and not mixed:
             self._decode(batch)
+        ex.batch_formed()
         return batch
 
     # ---- decoding
@@ -69,12 +70,11 @@ class Batcher:
             batch.decodes = True
 
     def _retract(self) -> None:
-        """Who has made least goes first, and of those the longest prompt, until some steps fit."""
+        """Who has made least goes first, and of those the longest prompt, until the next step fits."""
         ex = self.ex
         order = sorted(ex.running.values(), key=lambda r: (r.output_at(ex.decodes), -r.prompt_tokens))
         for victim in order:
-            wanted = _RETRACT_STEPS * len(ex.running)
-            enough = ex.memory.free_tokens >= wanted and ex.opening_pages() * ex.page <= ex.memory.free_tokens
+            enough = ex.opening_pages() * ex.page <= ex.memory.free_tokens
             alone = len(ex.running) == 1 and not ex.memory.loads and not any(r.held_pages for r in ex.waiting.values())
             if enough or alone:
                 break
@@ -153,6 +153,8 @@ class Batcher:
         batch.prefill.append(req)
         batch.work.append((tokens, req.kv_tokens))
         ex.memory.compute(req, tokens)
+        if req.output_tokens:
+            ex.counters.recomputed_tokens += tokens
         if req.kv_tokens >= req.target_tokens:
             ex.chunked = None
         return tokens
@@ -165,6 +167,7 @@ class Batcher:
         if loaded:
             loaded = memory.load_now(req, context)
             batch.loaded_tokens += loaded
+            ex.counters.loads += 1
             ex.counters.loaded_tokens += loaded
         req.target_tokens = context
         batch.prefill.append(req)

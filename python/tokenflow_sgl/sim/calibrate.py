@@ -39,26 +39,29 @@ def table_of(path: str | Path, *, source: str) -> Table:
 
 def gather(steps: Iterable[tuple[list[Event], EngineView, Plan]]) -> Samples:
     """Each step's size with the time that the tick beside it gives for it."""
-    found, prompts, contexts = Samples(), {}, {}  # type: Samples, dict[str, int], dict[str, int]
+    found = Samples()
+    prompts: dict[str, int] = {}
     for events, _, _ in steps:
         size: Applied | None = None
+        tick: Tick | None = None
+        read = 0  # KV tokens, by the tokens that came of the step that is timed
         for event in events:
             if isinstance(event, Applied):
                 size = event
             elif isinstance(event, Tick):
-                _timed(found, size, event, contexts)
+                tick = event
             elif isinstance(event, Arrived):
                 prompts[event.rid] = event.prompt_tokens
-            elif isinstance(event, Emitted):
-                contexts = {
-                    rid: prompts.get(rid, 0) + n for rid, n in zip(event.rids, event.output_tokens, strict=True)
-                }
+            elif isinstance(event, Emitted) and size is not None and len(event.rids) == size.decoding:
+                read = sum(prompts.get(rid, 0) + n - 1 for rid, n in zip(event.rids, event.output_tokens, strict=True))
             elif isinstance(event, Finished):
                 prompts.pop(event.rid, None)
+        if tick is not None:
+            _timed(found, size, tick, read)
     return found
 
 
-def _timed(found: Samples, size: Applied | None, tick: Tick, contexts: dict[str, int]) -> None:
+def _timed(found: Samples, size: Applied | None, tick: Tick, read_tokens: int) -> None:
     found.stores += tick.stores_s
     found.loads += tick.loads_s
     found.publishes += tick.publishes_s
@@ -67,8 +70,8 @@ def _timed(found: Samples, size: Applied | None, tick: Tick, contexts: dict[str,
     own_s = tick.last_step_s - sum(s for _, s in tick.publishes_s)
     if size.prefill_tokens:
         found.prefill.append((size.prefill_tokens, own_s))
-    elif size.decoding:
-        found.decode.append((size.decoding, sum(contexts.values()), own_s))
+    elif size.decoding and read_tokens:
+        found.decode.append((size.decoding, read_tokens, own_s))
 
 
 def fit(found: Samples, *, source: str) -> Table:

@@ -1,7 +1,7 @@
 """The simulated engine behind the policy's seam: views and verbs.
 
-Owns who runs, prefills and waits. Decides nothing; forms no batch (batch.py does). Invariant: as the real engine's, a verb
-that refuses changed nothing.
+Owns who runs, prefills and waits. Decides nothing; forms no batch (batch.py does). Invariant: as in the real engine, a
+verb that refuses changed nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Counters:
     returns: int = 0
     retractions: int = 0
     recomputed_tokens: int = 0
+    loads: int = 0  # requests whose KV came back by a copy
     loaded_tokens: int = 0
     parked_tokens: int = 0
     parked_on_host_tokens: int = 0
@@ -75,7 +76,10 @@ class SimExecutor:
         self.publish_s = 0.0  # of the engine's thread in this step
         self.publishes_s: list[tuple[int, float]] = []
         self._seq = 0
-        self._derived: dict[Rid, tuple[int, int, int, int]] = {}  # (stamp of its path, frees without tail, backed, copying)
+        self._kept: list[SimRequest] = []
+        self._derived: dict[
+            Rid, tuple[int, int, int, int]
+        ] = {}  # (stamp of its path, frees without tail, backed, copying)
 
     # ---- those who run
 
@@ -226,19 +230,28 @@ class SimExecutor:
                 accepted = up_to
                 if self.settings.copies == "ahead":
                     self.memory.store(req)
-            seconds = self.timing.publish_s(kv + 1) if self.settings.inserts else 0.0
-            self.publish_s += seconds
-            self.publishes_s.append((kv + 1, seconds))
+                seconds = self.timing.publish_s(up_to) if self.settings.inserts else 0.0
+                self.publish_s += seconds
+                self.publishes_s.append((up_to, seconds))
         self.outcome.published.append((rid, accepted))
         return accepted
 
     def load(self, rids: Sequence[Rid]) -> Sequence[Rid]:
         reqs = [self.waiting[rid] for rid in rids if rid in self.waiting]
         started = self.memory.load(reqs, [r.prompt_tokens + r.output_tokens for r in reqs])
-        names = [r.rid for r in started]
-        self.outcome.unloaded += [r.rid for r in reqs if r.rid not in names]
-        return names
+        return [r.rid for r in started]  # the others find no memory, and are asked for again
 
     def admit(self, order: Sequence[Rid] | None, *, reserve_tokens: int | None, prefill_tokens: int | None) -> None:
         self.order = None if order is None else tuple(order)
         self.reserve_tokens, self.prefill_tokens = reserve_tokens, prefill_tokens
+        for rid in order or ():
+            req = self.waiting.get(rid)
+            # Whoever comes in first would else evict what the plan counts on for those behind.
+            if req is not None and req.loading is None and self.memory.hit_pages(req, req.prompt_tokens)[0]:
+                self.memory.tree.lock(req.path)
+                self._kept.append(req)
+
+    def batch_formed(self) -> None:
+        for req in self._kept:
+            self.memory.tree.unlock(req.path)
+        self._kept.clear()

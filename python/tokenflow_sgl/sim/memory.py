@@ -23,9 +23,7 @@ class Memory:
         self.settings = settings
         self.page = settings.page_tokens
         host = 0 if settings.copies == "none" else settings.host_tokens // self.page
-        self.tree = PrefixTree(
-            page_tokens=self.page, device_pages=settings.pool_tokens // self.page, host_pages=host
-        )
+        self.tree = PrefixTree(page_tokens=self.page, device_pages=settings.pool_tokens // self.page, host_pages=host)
         self._page_bytes = kv_bytes_per_token * self.page
         self.to_host, self.to_device = Link(store_bytes_s), Link(load_bytes_s)
         self._load_page_s = self._page_bytes / load_bytes_s
@@ -66,10 +64,13 @@ class Memory:
         req.kv_tokens = cached_pages * self.page
 
     def compute(self, req: SimRequest, tokens: int) -> None:
-        """`tokens` more of its KV are written; whole pages go into the tree, which starts their copy."""
+        """Pages for `tokens` more of its KV, which the step under way writes."""
         self.tree.take(self.pages(req.kv_tokens + tokens) - self.pages(req.kv_tokens))
         req.kv_tokens += tokens
-        self.put_in_tree(req, req.kv_tokens)
+
+    def computed(self, req: SimRequest, kv_tokens: int) -> None:
+        """They are written: whole pages go into the tree, which starts their copy."""
+        self.put_in_tree(req, kv_tokens)
         if self.settings.copies == "ahead":
             self.store(req)
 
@@ -138,6 +139,9 @@ class Memory:
     def load_seconds(self, tokens: int) -> float:
         return tokens // self.page * self._load_page_s
 
+    def at(self, now_s: float) -> None:
+        self._now_s = now_s
+
     def next_done_s(self) -> float:
         return min(self.to_host.next_done_s(), self.to_device.next_done_s())
 
@@ -145,7 +149,8 @@ class Memory:
         """Copies that ended by now; the requests that are loaded."""
         self._now_s = now_s
         for what, seconds in self.to_host.done(now_s):
-            begun, pages = what  # type: ignore[misc]
+            assert isinstance(what, tuple)
+            begun, pages = what
             self.tree.stored(begun)
             self.storing_pages -= pages
             self.stores_s.append((pages * self.page, seconds))

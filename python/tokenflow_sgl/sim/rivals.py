@@ -27,23 +27,37 @@ class Rival:
     copies: str = "ahead"
     loads: str = "ahead"
     conservativeness: float = 1.0
-    inserts: bool = True  # publishing is an insert in a radix tree on the engine's thread; else blocks are copied as such
+    inserts: bool = (
+        True  # publishing is an insert in a radix tree on the engine's thread; else blocks are copied as such
+    )
     config: dict[str, Any] = field(default_factory=dict)
+    priorities: dict[str, int] = field(default_factory=dict)  # that clients give, by the class of their reader
 
     def make(self) -> Policy:
-        return make_policy(self.policy, PolicyConfig.from_mapping({"copies": self.copies, "loads": self.loads, **self.config}))
+        return make_policy(
+            self.policy, PolicyConfig.from_mapping({"copies": self.copies, "loads": self.loads, **self.config})
+        )
 
-
-_STOCK = {"policy": "fcfs", "loads": "at_admission"}
 
 RIVALS: dict[str, Rival] = {
-    "sglang-fcfs": Rival("SGLang as it is, with its hierarchical cache", **_STOCK),
-    "sglang-eager": Rival("the same with --schedule-conservativeness 0.2", **_STOCK, conservativeness=0.2),
-    "sglang-mixed": Rival("SGLang with mixed chunked prefill, as Sarathi-Serve", **_STOCK, batching="mixed"),
+    "sglang-fcfs": Rival("SGLang as it is, with its hierarchical cache", "fcfs", loads="at_admission"),
+    "sglang-eager": Rival(
+        "the same with --schedule-conservativeness 0.2", "fcfs", loads="at_admission", conservativeness=0.2
+    ),
+    "sglang-mixed": Rival(
+        "SGLang with mixed chunked prefill, as Sarathi-Serve", "fcfs", loads="at_admission", batching="mixed"
+    ),
     "sglang-hrrn": Rival("SGLang with --schedule-policy hrrn", "hrrn", loads="at_admission"),
-    "sglang-priority": Rival("SGLang with priority preemption", "priority", loads="at_admission"),
+    "sglang-priority": Rival(
+        "SGLang with priority preemption: readers before programs before batch",
+        "priority",
+        loads="at_admission",
+        priorities={"reader": 20, "agent": 0, "batch": -20},
+    ),
     "vllm": Rival("vLLM: FCFS, preempts the last admitted, computes again", "vllm", batching="mixed", copies="none"),
-    "vllm-offload": Rival("vLLM with KV offloading: blocks stored as they fill", "vllm-offload", batching="mixed", inserts=False),
+    "vllm-offload": Rival(
+        "vLLM with KV offloading: blocks stored as they fill", "vllm-offload", batching="mixed", inserts=False
+    ),
     "andes": Rival("Andes v2: QoE knapsack, swap or recompute", "andes", copies="at_park"),
     "vlt": Rival("SuperInfer's rotation by virtual lag time", "vlt", batching="mixed", inserts=False),
     "tokenflow-paper": Rival("TokenFlow as the paper describes it", "tokenflow-paper"),

@@ -3,15 +3,15 @@
 Owns the clock and the order of a pass. Decides nothing. Invariant: the same requests, settings, timing and policy give
 the same run, byte for byte.
 
-A pass is SGLang's normal loop: the clock, arrivals, drive_step, a batch, its results. What was prefilled joins those who
-decode in the NEXT pass, after the policy has looked.
+A pass is SGLang's normal loop: the clock, arrivals, drive_step, a batch, its results. What was prefilled joins those
+who decode in the NEXT pass, after the policy has looked.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,6 +66,7 @@ class Simulation:
         journal: Recorder | None = None,
         progress: Progress | None = None,
         check: bool = False,
+        priorities: Mapping[str, int] | None = None,
     ) -> None:
         self.policy, self.timing, self.journal, self.progress, self.check = policy, timing, journal, progress, check
         memory = Memory(
@@ -90,6 +91,7 @@ class Simulation:
         self._before: tuple[int, int] | None = None  # prefill and decode size of the batch that the next tick times
         self._members, self._rids, self._bases = -1, (), []  # type: tuple[int, tuple[str, ...], list[int]]
         self._live = 0
+        self._priorities = priorities or {}  # that clients give, by the class of their reader
 
     # ---- the loop
 
@@ -100,7 +102,9 @@ class Simulation:
                 ex.now_s = max(ex.now_s, self._arrivals[0][0])
             idle = 0 if self._pass() else idle + 1
             if idle > _STUCK_PASSES:
-                raise SimulationStuck(f"at {ex.now_s:.1f} s: {len(ex.waiting)} wait, {ex.memory.free_tokens} tokens free")
+                raise SimulationStuck(
+                    f"at {ex.now_s:.1f} s: {len(ex.waiting)} wait, {ex.memory.free_tokens} tokens free"
+                )
         self.run_.end_s, self.run_.steps = ex.now_s, ex.counters.prefill_steps + ex.counters.decode_steps
         return self.run_
 
@@ -109,6 +113,7 @@ class Simulation:
         ex = self.ex
         for req in ex.memory.advance(ex.now_s):
             ex.outcome.loaded.append((req.rid, req.held_pages * ex.page))
+            ex.counters.loads += 1
             ex.counters.loaded_tokens += req.held_pages * ex.page
         drive_step(self.policy, ex, self._events(), self._see if self.check or self.journal else None)
         batch = self.batcher.form()
@@ -173,8 +178,9 @@ class Simulation:
         tree.extend_path(path, f"out:{request.rid}")
         reader = ReaderClass(request.reader)
         req = SimRequest(
-            request, request.rid, prompt, request.answer_tokens, request.max_tokens, sent_s, path, reader
-        )
+            request, request.rid, prompt, request.answer_tokens, request.max_tokens, sent_s, path, reader,
+            priority=self._priorities.get(request.reader, 0),
+        )  # fmt: skip
         ex.waiting[req.rid] = req
         self._live += 1
         return Arrived(req.rid, prompt, req.max_tokens, reader, req.read_rate_tok_s)
@@ -192,6 +198,9 @@ class Simulation:
 
     def _results(self, prefill: Sequence[SimRequest], *, decodes: bool) -> None:
         ex = self.ex
+        ex.memory.at(ex.now_s)
+        for req in prefill:
+            ex.memory.computed(req, req.kv_tokens)
         rids: tuple[str, ...] = ()
         outputs: tuple[int, ...] = ()
         ended: list[SimRequest] = []
@@ -231,9 +240,7 @@ class Simulation:
         kv = ex.leave(req) if req.joined_ct is not None else req.kv_tokens
         req.finished = True
         memory = ex.memory
-        memory.put_in_tree(req, kv)
-        if ex.settings.copies == "ahead":
-            memory.store(req)
+        memory.computed(req, kv)
         req.path[-1].end_tokens = max(req.path[-1].end_tokens, req.prompt_tokens + req.answer_tokens)
         memory.leave(req, kv, parked=False)
         ex.forget(req)

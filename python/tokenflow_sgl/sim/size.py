@@ -19,7 +19,7 @@ from .timing import Roofline, StepWork, pool_tokens
 from .world import World, simulate
 
 _STEPS = 9  # of bisection: 1 part in 500
-_FOR_S = 180.0
+_TURNS = 4  # of an answer's reading time: arrivals go on until memory holds what it will hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ def size_gpu(
     timing = Roofline(hardware, model)
     pool = pool_tokens(hardware, model, mem_fraction=mem_fraction)
     if pool < 2 * (demand.prompt_tokens + demand.answer_tokens):
-        raise ValueError(f"mem_fraction: {mem_fraction}, valid: one that leaves room for 2 requests, it leaves {pool} tokens")
+        raise ValueError(
+            f"mem_fraction: {mem_fraction}, valid: one that leaves room for 2 requests, it leaves {pool} tokens"
+        )
     world = World(
         pool_tokens=pool, page_tokens=16, chunk_tokens=8192, max_running=1024, host_tokens=int(pool * host_ratio),
         timing=timing, store_bytes_s=hardware.pcie_bytes_s, load_bytes_s=hardware.pcie_bytes_s,
@@ -110,12 +112,11 @@ def size_gpu(
 
 
 def most_per_s(world: World, demand: Demand) -> float:
-    """Requests a second that no schedule can exceed: the most tokens a second that fit the memory."""
+    """The highest rate that is tried: what the GPU makes with memory full of half-done answers."""
     context = demand.prompt_tokens + demand.answer_tokens // 2
     streams = max(1, min(world.max_running, world.pool_tokens // context))
     step_s = world.timing.step_s(StepWork(decoding=streams, decode_context_tokens=streams * context))
-    prefill_s = world.timing.step_s(StepWork(prefill=((demand.prompt_tokens, 0),)))
-    return 1.0 / (demand.answer_tokens * step_s / streams + prefill_s / 4)
+    return 1.0 / (demand.answer_tokens * step_s / streams + world.timing.least_prefill_s(demand.prompt_tokens))
 
 
 def _point(world: World, demand: Demand, per_s: float, *, policy: str, seeds: Sequence[int]) -> Point:
@@ -137,8 +138,8 @@ def _simulate(world: World, demand: Demand, per_s: float, *, policy: str, seed: 
 
 
 def _scenario(demand: Demand, per_s: float) -> str:
-    """Poisson arrivals, long enough for the queue to settle: ten answers' reading time at most."""
-    for_s = min(_FOR_S, max(60.0, 3.0 * demand.answer_tokens / demand.read_rate_tok_s))
+    """Poisson arrivals, long enough for the queue to settle."""
+    for_s = max(60.0, _TURNS * demand.answer_tokens / demand.read_rate_tok_s)
 
     def normal(mean: int) -> str:
         return f"{{ normal = [{mean}, {mean / 4:g}], clip = [{max(1, mean // 4)}, {mean * 2}] }}"

@@ -39,6 +39,10 @@ class TimingModel(Protocol):
         """Seconds of one engine step; 0 for no work."""
         ...
 
+    def least_prefill_s(self, new_tokens: int) -> float:
+        """The least that a prompt with this many uncached tokens adds to whatever steps compute it."""
+        ...
+
     def publish_s(self, context_tokens: int) -> float:
         """Seconds that one publish call holds the engine's thread, by the context of the stream."""
         ...

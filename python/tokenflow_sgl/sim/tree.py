@@ -1,8 +1,8 @@
 """The radix tree as page counts: which pages of which prefix are on the device, on the host, or on their way there.
 
-Owns nodes, locks, least-recently-used eviction on both tiers, and the free pages of the device. Knows no request and no
-time. Invariant: free + in the tree + taken by requests and loads = all pages of the device; a page is on the device only
-if every page before it on its path is.
+Owns nodes, locks, least-recently-used eviction on both tiers, and the free pages of the device. Knows no request and
+no time. Invariant: free + in the tree + taken by requests and loads = all pages of the device; a page is on the device
+only if every page before it on its path is.
 
 A prompt is a path of segments, and an output one segment more. A page belongs to the segment in which it ends:
 
@@ -21,8 +21,8 @@ class Node:
     """One segment under one parent. All counts in pages, from the node's own start."""
 
     __slots__ = (
-        "changed", "children", "device", "device_children", "end_tokens", "host", "host_children", "host_pins", "key", "locks",
-        "parent", "refs", "start", "storing", "used",
+        "changed", "children", "device", "device_children", "end_tokens", "host", "host_children", "host_pins", "key",
+        "locks", "parent", "refs", "start", "storing", "used",
     )  # fmt: skip
 
     def __init__(self, key: str, parent: Node | None, start: int, end_tokens: int) -> None:

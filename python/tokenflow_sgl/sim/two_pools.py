@@ -1,12 +1,13 @@
 """DistServe: one GPU for prompts, one for decoding, and a link between them (Zhong et al., OSDI'24).
 
-Owns the composition. Invariant: load per GPU is that of the other servers: two GPUs get the scenario's requests and as many
-again, drawn with another seed, and only the scenario's own are reported.
+Owns the composition. Invariant: load per GPU is that of the other servers: two GPUs get the scenario's requests and as
+many again, drawn with another seed, and only the scenario's own are reported.
 
 Taken from the paper: prompts are computed first come, first served, in batches up to a token limit and without chunks;
-the decoding side pulls KV when it has memory. Assumed, all in its favour: prompts' KV never lacks memory where they
-are computed; the link is the GPU's own PCIe in one direction, without set-up time; on the decoding side a stream that must leave
-when memory runs out comes back without computing anything; no prefix is computed twice.
+the decoding side pulls KV when it has memory, keeps none free for the future, and sends away the last that came when it
+runs out (as vLLM, on which it was built). Assumed in its favour: prompts' KV never lacks memory where they are
+computed; each transfer has the GPU's whole PCIe link, without set-up time; a stream that was sent away comes back
+without computing anything. Against it: prefixes that prompts share are computed each time, for it caches none.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..core.baselines import Fcfs
 from ..core.qoe import StreamRecord
+from ..core.rivals.vllm import Vllm
 from ..workload.arrivals import Request
 from .run import Progress, Run, Simulation
 from .settings import EngineSettings
@@ -34,6 +35,9 @@ class _FreePrompts:
 
     def step_s(self, work: StepWork) -> float:
         return self.timing.step_s(dataclasses.replace(work, prefill=(), decoding=max(1, work.decoding)))
+
+    def least_prefill_s(self, new_tokens: int) -> float:
+        return 0.0
 
     def publish_s(self, context_tokens: int) -> float:
         return 0.0
@@ -64,7 +68,7 @@ def simulate_two_pools(
     ]  # fmt: skip
     decoding = dataclasses.replace(settings, batching="mixed", copies="none", chunk_tokens=1 << 30)
     run = Simulation(
-        Fcfs(), moved, settings=decoding, timing=_FreePrompts(timing), store_bytes_s=store_bytes_s,
+        Vllm(), moved, settings=decoding, timing=_FreePrompts(timing), store_bytes_s=store_bytes_s,
         load_bytes_s=load_bytes_s, progress=progress,
     ).run()  # fmt: skip
     rest = {record.rid: record for record in run.records}

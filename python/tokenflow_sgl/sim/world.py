@@ -47,9 +47,7 @@ class World:
         )
 
 
-def simulate(
-    world: World, policy: Policy, settings: EngineSettings, requests: Sequence[Request], **more: Any
-) -> Run:
+def simulate(world: World, policy: Policy, settings: EngineSettings, requests: Sequence[Request], **more: Any) -> Run:
     """One run in `world`; `more` goes to Simulation."""
     return Simulation(
         policy, requests, settings=settings, timing=world.timing, store_bytes_s=world.store_bytes_s,
@@ -81,5 +79,3 @@ def world_of(scenario: Scenario) -> World:
         store_bytes_s=hardware.pcie_bytes_s,
         load_bytes_s=hardware.pcie_bytes_s,
     )
-
-

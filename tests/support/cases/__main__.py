@@ -75,6 +75,7 @@ CONFIGS = {
         (pressure.too_long, pressure.outgrows_the_pool, pressure.ping_pong, pressure.identity_in_a_small_pool),
     ),
     "pool-1024": Config(_flags(page=16, pool=1024), (pressure.stock_newcomer, pressure.newcomer_against_memory)),
+    "parity": Config(_flags(page=16, pool=2048, chunk=512, overlap=False), (pressure.sim_parity,)),
     "pool-2048": Config(_flags(page=16, pool=2048), (pressure.big_one_at_the_head,)),
     "mixed": Config(
         _flags(page=16, pool=2048, chunk=128, more=("--enable-mixed-chunk",)),

@@ -148,3 +148,35 @@ def _slack_of_all(policy: TokenFlowPolicy, asks: list[Ask], slack_s: float) -> C
         return all(s is not None and s >= slack_s for s in slacks)
 
     return reached
+
+
+# ---- the same script for the simulator
+
+
+def sim_parity(engine: Engine) -> dict[str, Any]:
+    """Six long answers fill a pool of 2048, then eight short ones come: the journal, and what was asked."""
+    _clock(engine)
+    long = [ask(f"long{i}", 60 + 10 * i, 240, rate=8.0) for i in range(6)]
+    short = [ask(f"short{i}", 80 + 5 * i, 30, rate=8.0) for i in range(8)]
+    path = _journal("parity")
+    report = play(engine, long, tokenflow(), later=[(has("long0", 100), short)], journal=path)
+    scheduler = engine.scheduler
+    return {
+        "journal": path.read_text(),
+        "report": report,
+        "asks": [
+            {
+                "rid": a["rid"],
+                "prompt_tokens": len(a["prompt"]),
+                "max_new_tokens": a["max_new_tokens"],
+                "rate_tok_s": a["tokenflow"]["rate"],
+            }
+            for a in (*long, *short)
+        ],
+        "step_s": STEP_S,
+        "prefill_tok_s": PREFILL_TOK_S,
+        "page_tokens": scheduler.page_size,
+        "pool_tokens": scheduler.max_total_num_tokens,
+        "chunk_tokens": scheduler.chunked_prefill_size,
+        "host_tokens": scheduler.host_tier.total_tokens,
+    }

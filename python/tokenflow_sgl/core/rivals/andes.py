@@ -167,7 +167,6 @@ class Andes:
     def _loads(self, room: Room, r: RequestView) -> bool:
         if r.host_hit_tokens == 0 or r.rid in self.recompute or not room.view.host_ok:
             return False
-        tail = max(1, r.context_tokens - r.cached_tokens - r.host_hit_tokens)
         return self.cost.load_spares_engine(host_tokens=r.host_hit_tokens)
 
     # ---- what serving is worth

@@ -32,6 +32,7 @@ def guide_policy(config: PolicyConfig) -> TokenFlowPolicy:
             min_run_tokens=1,
             max_parks=1_000_000,
             defer_steps=0,
+            swap_share=1.0,  # of all time: never used up
             copies="ahead",
         )
     )

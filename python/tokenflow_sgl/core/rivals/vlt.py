@@ -37,7 +37,7 @@ from .room import Room, is_parkable, is_steady
 SLO_TTFT_S = 0.5
 ALPHA, BETA_F, BETA_B = 3.0, 0.5, 0.0
 TRANSFER_BLOCKS = 2400
-ROUND_STEPS = 8
+ROUND_STEPS = 1
 
 
 @dataclass(slots=True)
