@@ -1,8 +1,8 @@
 """The simulator against the real engine, one script of arrivals through both on the same fake times: the same plans.
 
 The engine runs first; when its requests arrived is told by its journal. Then the simulator gets the same requests at
-the same times. Compared is what each plan wished for, in order: for which kind of stream. Which of six readers with the same
-slack goes first depends on how much of each was published by then, and real copies take their own time.
+the same times. Compared is what each plan wished for, in order: for which kind of stream. Which of six readers with
+the same slack goes first depends on how much of each was published by then, and real copies take their own time.
 """
 
 from __future__ import annotations

@@ -76,8 +76,11 @@ class ClientBuffer:
         """
         if self.anchor_s is None:
             return 0.0
-        read = self.anchor_tokens + self.rate_tok_s * max(0.0, now_s - self.anchor_s)
-        return max(0.0, self.generated_tokens - read) / self.rate_tok_s
+        past_s = now_s - self.anchor_s
+        left = self.generated_tokens - self.anchor_tokens
+        if past_s > 0.0:
+            left -= self.rate_tok_s * past_s
+        return left / self.rate_tok_s if left > 0.0 else 0.0
 
     def runs_dry_at_s(self) -> float:
         """The moment slack reaches 0 if nothing more is emitted; minus infinity before the first token."""

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 STALL_GRACE_S = 0.250
@@ -78,6 +79,11 @@ def display_times(arrivals_s: Sequence[float], read_rate_tok_s: float) -> tuple[
     return tuple(shown)
 
 
+@lru_cache(maxsize=4096)  # every measure of a record asks for them
+def _shown(arrivals_s: tuple[float, ...], read_rate_tok_s: float) -> tuple[float, ...]:
+    return display_times(arrivals_s, read_rate_tok_s)
+
+
 def ttft_s(record: StreamRecord) -> float:
     """Seconds from sending to the first token; infinite for a failed or short request (design 1.4)."""
     return math.inf if record.failed else record.arrivals_s[0] - record.sent_s
@@ -90,14 +96,14 @@ def completion_s(record: StreamRecord) -> float:
 
 def tbt_s(record: StreamRecord) -> tuple[float, ...]:
     """Seconds between tokens as the reader sees them, d_j - d_{j-1}: one fewer than tokens (design 1.4)."""
-    shown = display_times(record.arrivals_s, record.read_rate_tok_s)
+    shown = _shown(record.arrivals_s, record.read_rate_tok_s)
     return tuple(later - earlier for earlier, later in pairwise(shown))
 
 
 def stall_intervals(record: StreamRecord) -> tuple[tuple[float, float], ...]:
     """(from, to) in seconds of each stall: a gap of more than 1/R + 250 ms, counted from when the token was due."""
     pace_s = 1.0 / record.read_rate_tok_s
-    shown = display_times(record.arrivals_s, record.read_rate_tok_s)
+    shown = _shown(record.arrivals_s, record.read_rate_tok_s)
     limit_s = pace_s + STALL_GRACE_S + _ROUNDING_S
     return tuple((earlier + pace_s, later) for earlier, later in pairwise(shown) if later - earlier > limit_s)
 
@@ -116,13 +122,13 @@ def rebuffer_s(record: StreamRecord) -> float:
 
 def buffer_tokens(record: StreamRecord, times_s: Iterable[float]) -> tuple[int, ...]:
     """For each time, the tokens that have arrived by then and are not yet displayed."""
-    shown = display_times(record.arrivals_s, record.read_rate_tok_s)
+    shown = _shown(record.arrivals_s, record.read_rate_tok_s)
     return tuple(bisect_right(record.arrivals_s, at_s) - bisect_right(shown, at_s) for at_s in times_s)
 
 
 def buffers_at_production(record: StreamRecord) -> tuple[int, ...]:
     """For each token, how many earlier ones were still unread when it arrived; the token itself is not counted."""
-    shown = display_times(record.arrivals_s, record.read_rate_tok_s)
+    shown = _shown(record.arrivals_s, record.read_rate_tok_s)
     return tuple(index - bisect_right(shown, arrival, 0, index) for index, arrival in enumerate(record.arrivals_s))
 
 

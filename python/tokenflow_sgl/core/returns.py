@@ -93,15 +93,16 @@ class Returns:
             if loading or (r.held_tokens and refused):
                 q.booked_tokens += self._need_tokens(r)
             elif s is not None and not refused:
-                known.append((self.slack_s(s), r, s))
+                known.append((self.slack_s(s) if s.buffer is None else s.buffer.slack_s(now_s), r, s))
         known.sort(key=_by_slack)
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
         longest_s = self._longest_s(known, ahead_tokens)
-        for slack_s, r, s in known:
+        for entry in known:
+            slack_s, r, s = entry
             # Most of those that are parked are far from due: what their return takes need not be known.
-            if not s.unstarted and not r.held_tokens and slack_s - q.ahead_s > longest_s:
-                q.early.append((slack_s, r, s))
+            if slack_s - q.ahead_s > longest_s and not r.held_tokens and not s.unstarted:
+                q.early.append(entry)
             else:
                 self._place(q, slack_s, r, s)
         self._sort(q, waiting)
