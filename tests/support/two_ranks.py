@@ -32,6 +32,12 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def copy_in_any_case(cost_belief: Any) -> None:
+    """Streams here are so short that to compute them again is quicker than a copy that is 50 ms late, and the policy
+    learns it; but this is about ranks."""
+    cost_belief.load_spares_engine = lambda self, *, host_tokens: True
+
+
 def main(rank: int, clock: str, folder: Path, out: Path) -> None:
     os.environ.update(SGLANG_CPU_OMP_THREADS_BIND="0|1", SGLANG_ENABLE_RANK_CONSENSUS_CHECKER="1")
     from support.engine import Engine, prompt
@@ -48,7 +54,9 @@ def main(rank: int, clock: str, folder: Path, out: Path) -> None:
         return pickle.loads(path.read_bytes())
 
     from support.copies import FaultyCopies
+    from tokenflow_sgl.core.cost import CostBelief
 
+    copy_in_any_case(CostBelief)
     flags = ["--tp-size", "2", "--page-size", str(PAGE), "--max-total-tokens", str(POOL), "--grammar-backend", "none"]
     flags += ["--hicache-ratio", str((4 * POOL + PAGE * rank) / POOL)]
     settings = {**SETTINGS, "journal": str(folder / "journal"), "check_plans": True}
