@@ -133,7 +133,8 @@ def main(config: str, out: Path) -> None:
 
     # A pool that holds a quarter of what the streams need, and a policy that may park after short runs.
     config_ = PolicyConfig(
-        min_run_tokens=4, min_slack_s=0.1, eps_s=0.1, overhead_s=0.0, return_steps=2, publish_interval_tokens=PUBLISH,
+        swap_share=1.0, min_run_tokens=4,
+        min_slack_s=0.1, eps_s=0.1, overhead_s=0.0, return_steps=2, publish_interval_tokens=PUBLISH,
         publish_below=1.0, publish_per_step=4, publish_share=1.0,
     )  # fmt: skip
     scheduler.tokenflow_policy = TokenFlowPolicy(config_)

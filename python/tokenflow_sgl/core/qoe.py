@@ -28,6 +28,8 @@ ANDES_TTFT_TARGET_S = 1.0
 # Without it a gap of exactly the limit would be a stall or not by the rounding of two sums.
 _ROUNDING_S = 1e-9
 
+_kept = lru_cache(maxsize=8192)  # asked for by every measure of a record, and for every group that it is in
+
 Measures = dict[str, float | int | None]
 
 
@@ -79,7 +81,7 @@ def display_times(arrivals_s: Sequence[float], read_rate_tok_s: float) -> tuple[
     return tuple(shown)
 
 
-@lru_cache(maxsize=4096)  # every measure of a record asks for them
+@_kept
 def _shown(arrivals_s: tuple[float, ...], read_rate_tok_s: float) -> tuple[float, ...]:
     return display_times(arrivals_s, read_rate_tok_s)
 
@@ -108,6 +110,7 @@ def stall_intervals(record: StreamRecord) -> tuple[tuple[float, float], ...]:
     return tuple((earlier + pace_s, later) for earlier, later in pairwise(shown) if later - earlier > limit_s)
 
 
+@_kept
 def stalls(record: StreamRecord) -> Stalls:
     """How often, how long in all and how long at worst a reader waited in `stall_intervals`: the gap less 1/R."""
     lengths = [end_s - begin_s for begin_s, end_s in stall_intervals(record)]
@@ -144,6 +147,7 @@ def raw_throughput_tok_s(records: Sequence[StreamRecord]) -> float:
     return _per_second(sum(len(r.arrivals_s) for r in records), records)
 
 
+@_kept
 def good_tokens(record: StreamRecord) -> int:
     """Tokens that count in the guide's goodput: TTFT <= 500 ms and the token's own TBT <= max(200 ms, 1/R + 50 ms).
 
@@ -171,12 +175,13 @@ def effective_throughput_tok_s(records: Sequence[StreamRecord]) -> float:
 
     It has no TTFT and no stall term. Failed requests earn nothing: their final length does not exist.
     """
-    earned = 0.0
-    for record in records:
-        if not record.failed:
-            answer = len(record.arrivals_s)
-            earned += sum(effective_weight(buffered, answer) for buffered in buffers_at_production(record))
-    return _per_second(earned, records)
+    return _per_second(sum(_earned(r) for r in records if not r.failed), records)
+
+
+@_kept
+def _earned(record: StreamRecord) -> float:
+    answer = len(record.arrivals_s)
+    return sum(effective_weight(buffered, answer) for buffered in buffers_at_production(record))
 
 
 def andes_qoe(record: StreamRecord, *, ttft_target_s: float = ANDES_TTFT_TARGET_S) -> float:

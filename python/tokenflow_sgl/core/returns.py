@@ -15,6 +15,7 @@ from .preempt import Candidate
 from .streams import Stream, Streams
 from .types import EngineView, Phase, RequestView, Rid
 
+_FAR_S = 5.0  # of slack beyond what a return can take: such streams need no order among those that are due
 Rank = Callable[[Stream, float, float, float], float]  # of (stream, slack, wait, prefill), in seconds
 
 
@@ -94,19 +95,31 @@ class Returns:
                 q.booked_tokens += self._need_tokens(r)
             elif s is not None and not refused:
                 known.append((self.slack_s(s) if s.buffer is None else s.buffer.slack_s(now_s), r, s))
-        known.sort(key=_by_slack)
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
         longest_s = self._longest_s(known, ahead_tokens)
+        near: list[tuple[float, RequestView, Stream]] = []
+        far: list[tuple[float, RequestView, Stream]] = []
         for entry in known:
-            slack_s, r, s = entry
             # Most of those that are parked are far from due: what their return takes need not be known.
+            is_far = entry[0] > longest_s + _FAR_S and not entry[1].held_tokens and not entry[2].unstarted
+            (far if is_far else near).append(entry)
+        self._place_all(q, near, longest_s)
+        if far and min([entry[0] for entry in far]) - q.ahead_s > longest_s:
+            q.early += far
+        else:
+            self._place_all(q, far, longest_s)
+        self._sort(q, waiting)
+        return q
+
+    def _place_all(self, q: Queue, entries: list[tuple[float, RequestView, Stream]], longest_s: float) -> None:
+        entries.sort(key=_by_slack)
+        for entry in entries:
+            slack_s, r, s = entry
             if slack_s - q.ahead_s > longest_s and not r.held_tokens and not s.unstarted:
                 q.early.append(entry)
             else:
                 self._place(q, slack_s, r, s)
-        self._sort(q, waiting)
-        return q
 
     def _place(self, q: Queue, slack_s: float, r: RequestView, s: Stream) -> None:
         way = self.way_in(r, s, q.ahead_tokens)

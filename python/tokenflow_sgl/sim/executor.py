@@ -15,6 +15,7 @@ from .memory import Memory
 from .requests import SimRequest
 from .settings import EngineSettings
 from .timing import TimingModel
+from .tree import Node
 
 
 @dataclass(slots=True)
@@ -77,9 +78,7 @@ class SimExecutor:
         self.publishes_s: list[tuple[int, float]] = []
         self._seq = 0
         self._kept: list[SimRequest] = []
-        self._derived: dict[
-            Rid, tuple[int, int, int, int]
-        ] = {}  # (stamp of its path, frees without tail, backed, copying)
+        self._watchers: dict[Node, dict[Rid, SimRequest]] = {}
 
     # ---- those who run
 
@@ -106,9 +105,6 @@ class SimExecutor:
         req.output_tokens, req.joined_ct = req.output_at(self.decodes), None
         self.members += 1
         return kv
-
-    def forget(self, req: SimRequest) -> None:
-        self._derived.pop(req.rid, None)
 
     def opening_pages(self) -> int:
         """Pages that the next decode step takes."""
@@ -137,6 +133,7 @@ class SimExecutor:
         )
 
     def _requests(self) -> list[RequestView]:
+        self._forget_what_changed()
         views = [self._running(r) for r in self.running.values()]
         unmerged = [r for r in self.prefilled if not r.finished]
         if self.chunked is not None and self.chunked not in unmerged:
@@ -148,7 +145,7 @@ class SimExecutor:
     def _running(self, r: SimRequest) -> RequestView:
         output = r.output_at(self.decodes)
         kv = r.prompt_tokens + output - 1
-        _, own, backed, copying = self._derive(r)
+        own, backed, copying = self._derive(r)
         in_tree = r.in_tree_pages * self.page
         return RequestView(
             r.rid, Phase.RUNNING, kv + 1, in_tree, copying, backed,
@@ -156,16 +153,32 @@ class SimExecutor:
             0, 0, 0, 0, output, r.max_tokens, output + 1 < r.max_tokens, r.priority,
         )  # fmt: skip
 
-    def _derive(self, r: SimRequest) -> tuple[int, int, int, int]:
-        tree = self.memory.tree
-        known, stamp = self._derived.get(r.rid), tree.stamp(r.path)
-        if known is None or known[0] != stamp:
+    def _derive(self, r: SimRequest) -> tuple[int, int, int]:
+        if r.derived is None:
+            tree = self.memory.tree
             backed, copying = tree.backed_pages(r.path)
-            backed = min(backed, r.in_tree_pages)
-            own = tree.own_pages(r.path)
-            known = (stamp, own * self.page, backed * self.page, copying * self.page)
-            self._derived[r.rid] = known
-        return known
+            r.derived = (
+                tree.own_pages(r.path) * self.page, min(backed, r.in_tree_pages) * self.page, copying * self.page
+            )  # fmt: skip
+        return r.derived
+
+    def watch(self, r: SimRequest) -> None:
+        """It is live: what is known of it is forgotten when its path changes."""
+        for node in r.path:
+            self._watchers.setdefault(node, {})[r.rid] = r
+
+    def forget(self, r: SimRequest) -> None:
+        for node in r.path:
+            watchers = self._watchers[node]
+            del watchers[r.rid]
+            if not watchers:
+                del self._watchers[node]
+
+    def _forget_what_changed(self) -> None:
+        for node in self.memory.tree.touched:
+            for r in self._watchers.get(node, {}).values():
+                r.view = r.derived = None
+        self.memory.tree.touched.clear()
 
     def _unmerged(self, r: SimRequest) -> RequestView:
         left = r.target_tokens - r.kv_tokens if r is self.chunked else 0
@@ -176,9 +189,8 @@ class SimExecutor:
 
     def _waiting(self, r: SimRequest) -> RequestView:
         """The view of before, while nothing on its path changed: most of those that wait, wait for long."""
-        stamp = self.memory.tree.stamp(r.path)
-        if r.view is None or r.view_stamp != stamp:
-            r.view, r.view_stamp = self._look(r), stamp
+        if r.view is None:
+            r.view = self._look(r)
         return r.view
 
     def _look(self, r: SimRequest) -> RequestView:
@@ -217,7 +229,6 @@ class SimExecutor:
     def requeue(self, req: SimRequest, kv_tokens: int) -> None:
         self.memory.leave(req, kv_tokens, parked=True)
         self.waiting[req.rid] = req
-        self._derived.pop(req.rid, None)
         self.outcome.parked.append(req.rid)
 
     def publish(self, rid: Rid, up_to: int) -> int:

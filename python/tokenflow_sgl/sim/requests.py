@@ -44,8 +44,8 @@ class SimRequest:
     loading_pages: int = 0
     load_until_pages: int = 0  # of its path, on the device when the load is done
     held_pages: int = 0  # loaded back and kept for it
-    view: RequestView | None = None  # while it waits, and what it was made of did not change
-    view_stamp: int = 0
+    view: RequestView | None = None  # while it waits, and nothing on its path changed
+    derived: tuple[int, int, int] | None = None  # tokens: freed without its tail, backed, copying; likewise
     pinned: bool = False  # parked: its host copies stay
     admitted_seq: int = 0
     finished: bool = False

@@ -182,6 +182,7 @@ class Simulation:
             priority=self._priorities.get(request.reader, 0),
         )  # fmt: skip
         ex.waiting[req.rid] = req
+        ex.watch(req)
         self._live += 1
         return Arrived(req.rid, prompt, req.max_tokens, reader, req.read_rate_tok_s)
 

@@ -21,7 +21,7 @@ class Node:
     """One segment under one parent. All counts in pages, from the node's own start."""
 
     __slots__ = (
-        "changed", "children", "device", "device_children", "end_tokens", "host", "host_children", "host_pins", "key",
+        "children", "device", "device_children", "end_tokens", "host", "host_children", "host_pins", "key",
         "locks", "parent", "refs", "start", "storing", "used",
     )  # fmt: skip
 
@@ -32,7 +32,6 @@ class Node:
         self.locks = 0  # by running requests, loads and stores: stays on the device
         self.host_pins = 0  # by parked requests: its host copy stays
         self.device_children = self.host_children = 0  # children with any page there
-        self.changed = 0  # how often any of these counts changed
         self.refs = 0  # live requests whose path it is on
         self.used = 0  # when it was last let go
 
@@ -46,6 +45,7 @@ class PrefixTree:
         self.free_pages = device_pages
         self.evictable_pages = 0
         self.host_used_pages = 0  # with what is on its way
+        self.touched: set[Node] = set()  # changed since whoever looks cleared it
         self.root = Node("", None, 0, 0)
         self._clock = 0
         self._cold: list[tuple[int, int, Node]] = []  # device leaves nobody holds, coldest first; entries may be stale
@@ -108,10 +108,6 @@ class PrefixTree:
         device = min(device, limit_pages)
         return device, max(0, min(host, limit_pages - device))
 
-    def stamp(self, path: Sequence[Node]) -> int:
-        """Another number whenever anything on `path` changed."""
-        return sum([node.changed for node in path])
-
     def held_pages(self, path: Sequence[Node]) -> int:
         """Pages of `path` on the device that somebody holds: they cannot be evicted."""
         return sum([node.device for node in path if node.locks])
@@ -137,13 +133,13 @@ class PrefixTree:
             if node.locks == 0:
                 self.evictable_pages -= node.device
             node.locks += 1
-            node.changed += 1
+            self.touched.add(node)
 
     def unlock(self, nodes: Sequence[Node]) -> None:
         self._clock += 1
         for node in nodes:
             node.locks -= 1
-            node.changed += 1
+            self.touched.add(node)
             assert node.locks >= 0, node.key
             if node.locks == 0:
                 node.used = self._clock
@@ -193,7 +189,7 @@ class PrefixTree:
         if node.device == 0 and node.parent is not None:
             node.parent.device_children += 1
         node.device = pages
-        node.changed += 1
+        self.touched.add(node)
         if node.locks == 0:
             self.evictable_pages += new
             self._offer(node)
@@ -212,7 +208,7 @@ class PrefixTree:
                 continue
             gone = min(pages, node.device)
             node.device -= gone
-            node.changed += 1
+            self.touched.add(node)
             self.free_pages += gone
             self.evictable_pages -= gone
             pages -= gone
@@ -243,7 +239,7 @@ class PrefixTree:
                 break
             count = min(missing, room)
             node.storing += count
-            node.changed += 1
+            self.touched.add(node)
             self.host_used_pages += count
             begun.append((node, count))
             if count < missing:
@@ -259,7 +255,7 @@ class PrefixTree:
                 node.parent.host_children += 1
             node.storing -= count
             node.host += count
-            node.changed += 1
+            self.touched.add(node)
         self.unlock(list(_up(begun[-1][0]))[::-1])
         for node, _ in reversed(begun):
             self._offer_host(node)
@@ -294,7 +290,7 @@ class PrefixTree:
 
     def _drop_host(self, node: Node, pages: int) -> None:
         node.host -= pages
-        node.changed += 1
+        self.touched.add(node)
         self.host_used_pages -= pages
         if node.host:
             self._offer_host(node)
