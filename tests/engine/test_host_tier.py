@@ -166,8 +166,8 @@ def test_a_stream_that_is_aborted_while_it_loads_leaves_nothing_behind(results: 
 
 @engines("copies-tight")
 def test_a_host_tier_that_was_full_once_does_not_end_publishing(results: Results) -> None:
-    """Finished prefixes make room before it is asked for. 4 streams of 60 tokens grow by 240 a wave; of so small a model
-    the last pages are computed again sooner than published. Had publishing ended, a wave would show none."""
+    """Finished prefixes make room before it is asked for. 4 streams of 60 tokens grow by 240 a wave; of so small a
+    model the last pages are computed again sooner than published. Had publishing ended, a wave would show none."""
     found = results("host_full_once")
     assert min(found["free"]) < found["total"] // 8, "the host tier was never full"
     assert min(found["published"]) >= 32, found["published"]
