@@ -135,18 +135,7 @@ def test_a_load_waits_for_those_ahead_and_for_the_step_that_notices():
     assert belief().load_s(3000, 2000) == near(0.05 + 0.03)
 
 
-def test_a_copy_is_begun_where_it_is_quicker_than_computing_and_nowhere_else():
-    # Both have a prefill, of the tail or of all, 5e-4 a token. The copy takes h x 1e-5 and a step (0.03) to be noticed.
-    # Equal at 4.9e-4 h = 0.03, h = 61.2.
-    c = belief()
-    assert not c.load_is_cheaper(host_tokens=61, tail_tokens=20)
-    assert c.load_is_cheaper(host_tokens=62, tail_tokens=20)
-    # 10,000 tokens ahead take 0.1 s more: 4.9e-4 h = 0.13, h = 265.3.
-    assert not c.load_is_cheaper(host_tokens=265, tail_tokens=20, ahead_tokens=10_000)
-    assert c.load_is_cheaper(host_tokens=266, tail_tokens=20, ahead_tokens=10_000)
-
-
-def test_for_the_others_a_copy_is_better_where_it_is_quicker_token_for_token():
+def test_a_copy_is_begun_where_it_is_quicker_token_for_token_and_nowhere_else():
     # Prefill 5e-4 a token. With a start of 10 ms, 1e-5 a token: equal at 4.9e-4 h = 0.01, h = 20.4.
     c = belief()
     assert c.load_spares_engine(host_tokens=1)
@@ -157,10 +146,10 @@ def test_for_the_others_a_copy_is_better_where_it_is_quicker_token_for_token():
 
 def test_the_break_even_is_learned():
     c = belief()
-    assert c.load_is_cheaper(host_tokens=1000, tail_tokens=20)
+    assert c.load_spares_engine(host_tokens=1000)
     for _ in range(3):
         c.load.learn(1000, 1.0)  # 1 ms a token, twice the prefill
-    assert not c.load_is_cheaper(host_tokens=1000, tail_tokens=20)
+    assert not c.load_spares_engine(host_tokens=1000)
     assert c.return_s(tail_tokens=20, host_tokens=1000) == near(0.03 + 1020 / 2000 + 0.03)  # by the quicker way
 
 

@@ -199,12 +199,7 @@ class Returns:
             return computed
         other_s = computed.compute_s if self.view.load_slots <= 0 else None
         loaded = Way(other_s is None, cost.load_s(host, ahead_tokens), cost.prefill_s(tail), other_s)
-        # Only for an unstarted reader is it worth the time of all others to come in a little sooner.
-        if s.unstarted:
-            better = cost.load_is_cheaper(host_tokens=host, tail_tokens=tail, ahead_tokens=ahead_tokens)
-        else:
-            better = cost.load_spares_engine(host_tokens=host)
-        return loaded if better else computed
+        return loaded if cost.load_spares_engine(host_tokens=host) else computed
 
     def _may_wait(self, s: Stream, way: Way, other_s: float) -> bool:
         """Whether it waits for a transfer to end. A started stream does, even one that ran dry: the slot comes free
