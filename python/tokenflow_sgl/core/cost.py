@@ -117,11 +117,11 @@ class CostBelief:
         return self.load.seconds(ahead_tokens + tokens) + self.step_s
 
     def load_spares_engine(self, *, host_tokens: int) -> bool:
-        """The learned break-even. The copy passes beside the forwards of others, and computing would hold them all up:
-        the queue and the step that notices the end cost them nothing. Where each copy is quicker than its prefill, all of
-        them together are quicker than all prefills, which queue as well; were the step counted, a slow engine would
-        compute what it could copy, and be slower for it. The tail takes its step either way, so what is spared is the
-        time that each token adds."""
+        """The learned break-even. The copy passes beside the forwards of others, and computing would hold them all
+        up: the queue and the step that notices the end cost them nothing. Where each copy is quicker than its
+        prefill, all of them together are quicker than all prefills, which queue as well; were the step counted, a
+        slow engine would compute what it could copy, and be slower for it. The tail takes its step either way, so
+        what is spared is the time that each token adds."""
         return self.load.seconds(host_tokens) < host_tokens * self.prefill.per_token_s
 
     def return_s(self, *, tail_tokens: int, host_tokens: int, ahead_tokens: int = 0) -> float:
