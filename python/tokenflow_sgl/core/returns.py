@@ -94,7 +94,7 @@ class Returns:
             if loading or (r.held_tokens and refused):
                 q.booked_tokens += self._need_tokens(r)
             elif s is not None and not refused:
-                known.append((self.slack_s(s) if s.buffer is None else s.buffer.slack_s(now_s), r, s))
+                known.append((self.virtual_slack_s(s) if s.buffer is None else s.buffer.slack_s(now_s), r, s))
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
         longest_s = self._longest_s(known, ahead_tokens)
@@ -223,10 +223,8 @@ class Returns:
             holds_back=self._holds_back(r, s),
         )
 
-    def slack_s(self, s: Stream) -> float:
-        """Slack of a reader; of work without one a virtual slack that falls while it waits, so that none starves."""
-        if s.buffer is not None:
-            return s.buffer.slack_s(self.now_s)
+    def virtual_slack_s(self, s: Stream) -> float:
+        """Of work without a reader: it falls while it waits, so that none starves."""
         return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
 
 

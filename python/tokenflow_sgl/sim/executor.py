@@ -27,12 +27,11 @@ class Outcome:
     published: list[tuple[Rid, int]] = field(default_factory=list)
     refused: list[Rid] = field(default_factory=list)
     loaded: list[tuple[Rid, int]] = field(default_factory=list)
-    unloaded: list[Rid] = field(default_factory=list)
 
     def applied(self, *, prefill_tokens: int, decoding: int) -> Applied:
         return Applied(
             admitted=tuple(self.admitted), parked=tuple(self.parked), published=tuple(self.published),
-            refused=tuple(self.refused), loaded=tuple(self.loaded), unloaded=tuple(self.unloaded),
+            refused=tuple(self.refused), loaded=tuple(self.loaded),
             prefill_tokens=prefill_tokens, decoding=decoding,
         )  # fmt: skip
 

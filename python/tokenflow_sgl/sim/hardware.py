@@ -142,13 +142,13 @@ def _dense_model(config: dict[str, Any], name: str, where: str) -> Model:
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise fields.refuse("model_type", kind, f"{', '.join(MODEL_TYPES)} (dense, full attention, gated MLP)")
-    layers, hidden = fields.whole("num_hidden_layers", at_least=1), fields.whole("hidden_size", at_least=1)
-    heads = fields.whole("num_attention_heads", at_least=1)
-    kv_heads = fields.whole("num_key_value_heads", at_least=1) if fields.has("num_key_value_heads") else heads
-    head_dim = fields.whole("head_dim", at_least=1) if fields.has("head_dim") else hidden // heads
-    intermediate, vocab = fields.whole("intermediate_size", at_least=1), fields.whole("vocab_size", at_least=1)
-    tied = fields.flag("tie_word_embeddings", missing=False)
-    biased = fields.flag("attention_bias", missing=False)
+    layers, hidden = fields.integer("num_hidden_layers", at_least=1), fields.integer("hidden_size", at_least=1)
+    heads = fields.integer("num_attention_heads", at_least=1)
+    kv_heads = fields.integer("num_key_value_heads", at_least=1) if fields.is_given("num_key_value_heads") else heads
+    head_dim = fields.integer("head_dim", at_least=1) if fields.is_given("head_dim") else hidden // heads
+    intermediate, vocab = fields.integer("intermediate_size", at_least=1), fields.integer("vocab_size", at_least=1)
+    tied = fields.flag_or("tie_word_embeddings", False)
+    biased = fields.flag_or("attention_bias", False)
     queries, keys = heads * head_dim, kv_heads * head_dim
     layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * intermediate + 2 * hidden
     if kind == "qwen2" or biased:
@@ -157,7 +157,7 @@ def _dense_model(config: dict[str, Any], name: str, where: str) -> Model:
         layer += hidden
     if kind == "qwen3":
         layer += 2 * head_dim
-    if fields.flag("mlp_bias", missing=False):
+    if fields.flag_or("mlp_bias", False):
         layer += 2 * intermediate + hidden
     params = layers * layer + hidden + vocab * hidden * (1 if tied else 2)
     return Model(name, layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, params, tied, where)
@@ -198,7 +198,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     for field in _HARDWARE_NUMBERS:
         table = fields.table(field)
         if field in ("memory_bytes", "pcie_generation"):
-            numbers[field] = table.whole("value", at_least=1)
+            numbers[field] = table.integer("value", at_least=1)
         else:
             numbers[field] = table.number("value", at_least=0.0)
         sources.append((field, table.text("source")))
@@ -218,10 +218,10 @@ def load_model(name_or_path: str | Path) -> Model:
     valid = f"{', '.join(list_models())}, a .toml file, a config.json or its folder"
     fields = _toml(path, f"model: {str(name_or_path)!r}, valid: {valid}")
     shape = {
-        key: fields.whole(key, at_least=1)
+        key: fields.integer(key, at_least=1)
         for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "params")
     }
-    tied = fields.flag("tied_embeddings", missing=False)
+    tied = fields.flag_or("tied_embeddings", False)
     model = Model(fields.text("name"), **shape, tied_embeddings=tied, source=fields.text("source"))
     fields.done()
     return model

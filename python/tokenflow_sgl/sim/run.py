@@ -43,8 +43,6 @@ class Run:
 
     records: list[StreamRecord] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
-    end_s: float = 0.0
-    steps: int = 0
     sent_s: dict[str, float] = field(default_factory=dict)
     most_live: int = 0  # requests sent and not ended
     most_running: int = 0
@@ -105,7 +103,6 @@ class Simulation:
                 raise SimulationStuck(
                     f"at {ex.now_s:.1f} s: {len(ex.waiting)} wait, {ex.memory.free_tokens} tokens free"
                 )
-        self.run_.end_s, self.run_.steps = ex.now_s, ex.counters.prefill_steps + ex.counters.decode_steps
         return self.run_
 
     def _pass(self) -> bool:

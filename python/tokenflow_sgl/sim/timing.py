@@ -188,7 +188,7 @@ class Table:
             prefill_token_s=prefill.number("token_s", at_least=0.0),
             prefill_squared_token_s=prefill.number("squared_token_s", at_least=0.0),
             publish=Line(publish.number("fixed_s", at_least=0.0), publish.number("token_s", at_least=0.0)),
-            kv_bytes_per_token=fields.whole("kv_bytes_per_token", at_least=1),
+            kv_bytes_per_token=fields.integer("kv_bytes_per_token", at_least=1),
             store_tok_s=fields.number("store_tok_s", at_least=0.0),
             load_tok_s=fields.number("load_tok_s", at_least=0.0),
         )
