@@ -42,6 +42,9 @@ class Stream:
         return [t for chunk in self.chunks for t in chunk]
 
 
+_FAR_S = 3600.0
+
+
 class Engine:
     """`flags` are server flags; `settings` those of TokenflowSettings; None runs stock's scheduler class."""
 
@@ -193,14 +196,18 @@ class Engine:
 
         self.run(settled, max_s=60.0)
 
-    def fake_clock(self, step_s: float, prefill_tok_s: float = math.inf) -> None:
+    def fake_clock(self, step_s: float, prefill_tok_s: float = math.inf, *, copy_deadline_s: float = _FAR_S) -> None:
         """From now on rank 0's clock counts iterations, `step_s` each and more for a prefill, and copies take what
         their size says: what the policy believes is the same in every run, however slow the machine. Called again, only
-        the costs change."""
+        the costs change. Idle iterations count as much and take no time at all, so that a copy, which takes real time,
+        would be overdue after a few milliseconds: it has no deadline unless the test is about one."""
         first, self._cost = self._cost is None, (step_s, prefill_tok_s)
+        tier, ledger = self.scheduler.host_tier, self.scheduler.ledger
+        if tier is not None:
+            tier.config = replace(tier.config, copy_deadline_s=copy_deadline_s)
         if not first:
             return
-        ledger = self.scheduler.ledger
+        self.now_s = ledger.now_s  # else what was to wait until a time of the real clock would wait for ever
         tick = type(ledger).tick
 
         def stepped(event: Any) -> None:

@@ -120,7 +120,7 @@ def main(config: str, out: Path) -> None:
     scheduler = engine.scheduler
     results: dict[str, Any] = {"overlap": bool(scheduler.enable_overlap)}
 
-    scheduler.tokenflow_policy = Fcfs()
+    engine.use(Fcfs())
     base = run(engine, {}, evict=False)
     stops = {9: stop_of(engine, base["streams"][9]["tokens"])}
     results["stop"] = stops[9]
@@ -128,7 +128,7 @@ def main(config: str, out: Path) -> None:
     results["base_again"] = run(engine, stops, evict=False)
 
     script = [ScriptedPark("s*", at, 3) for at in PARK_AT]
-    scheduler.tokenflow_policy = Scripted(script, publish_interval_tokens=PUBLISH)
+    engine.use(Scripted(script, publish_interval_tokens=PUBLISH))
     results["forced"] = run(engine, stops, evict=True)
 
     # A pool that holds a quarter of what the streams need, and a policy that may park after short runs.
@@ -137,7 +137,7 @@ def main(config: str, out: Path) -> None:
         min_slack_s=0.1, eps_s=0.1, overhead_s=0.0, return_steps=2, publish_interval_tokens=PUBLISH,
         publish_below=1.0, publish_per_step=4, publish_share=1.0,
     )  # fmt: skip
-    scheduler.tokenflow_policy = TokenFlowPolicy(config_)
+    engine.use(TokenFlowPolicy(config_))
     engine.fake_clock(STEP_S, prefill_tok_s=1000.0)  # else computing again would cost nothing, and nobody be loaded
     show_smaller_pool(engine, SEEN_POOL)
     results["policy"] = run(engine, stops, evict=True)

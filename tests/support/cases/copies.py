@@ -200,7 +200,7 @@ def _lost(engine: Engine, which: tuple[str, int]) -> dict[str, Any]:
     """The clock counts 20 ms a step: the deadline of 2 s comes after 100 of them. What is lost is told at the end."""
     asks = [ask(f"s{i}", 60, 280) for i in range(3)]
     solo = solo_tokens(engine, asks)
-    engine.fake_clock(0.02)
+    engine.fake_clock(0.02, copy_deadline_s=2.0)
     ledger, tree = engine.scheduler.ledger, engine.scheduler.tree_cache
     with FaultyCopies(engine) as faults:
         faults.lose(lambda t: (t.direction, t.number) == which)
