@@ -227,6 +227,24 @@ def test_a_parked_stream_comes_back_before_a_newcomer_when_its_buffer_nears_the_
     assert p.plan(view).admit == ("due", "new")
 
 
+@pytest.mark.parametrize(("dry_s", "order"), [(1.0, ("new", "dry")), (3.0, ("dry", "new"))])
+def test_a_newcomer_goes_before_a_reader_who_ran_dry_a_moment_ago_and_not_before_one_who_waits_long(dry_s, order):
+    # Its slack of 0.5 s ends at 10.5 s. A return of 200 tokens is believed to take 0.03 + 0.1 + 0.05 s: after 1 s it
+    # ranks ln(1 + 1 / 0.18) = 1.9 + 0.1 above a slack of delta, after 3 s 2.9; the newcomer has its mu of 2.
+    p = believing({"dry": 0.5}, parked=["dry"])
+    p.observe(Tick(10.5 + dry_s))
+    p.observe(newcomer())
+    dry = request("dry", Phase.PARKED, context=200, output=105)
+    assert p.plan(engine([dry, waits()], device_free_tokens=600)).admit == order
+
+
+def test_of_readers_who_ran_dry_the_one_who_waits_longest_comes_back_first():
+    p = believing({"a": 1.0, "b": 0.1, "c": 0.5}, parked=["a", "b", "c"])
+    p.observe(Tick(12.0))
+    away = [request(rid, Phase.PARKED, context=200, output=100) for rid in "abc"]
+    assert p.plan(engine(away, device_free_tokens=900)).admit == ("b", "c", "a")
+
+
 def test_one_that_fits_only_alone_holds_memory_back_for_itself_after_its_wait():
     # 990 of 1000 tokens: less than it would like to grow into, but it can run. Readers that keep coming must not keep
     # it out for ever.
@@ -387,9 +405,11 @@ def test_work_without_a_reader_is_never_starved_by_readers_that_keep_coming(name
         assert ttft_s(record, j) < config.batch_turn_s
         # A turn is one batch_turn_s of waiting, and as long again while the two others are owed theirs first.
         assert record.token_times[j.rid][-1] < 4.0 + turns * 2 * config.batch_turn_s < readers[-1].at_s
+    # Work in its turn cannot be parked for min_run tokens: a return may wait for a part of it. To `guide` newcomers are
+    # before all that have been dry for eps, whatever they wait for.
+    longest_s = config.min_run_tokens * STEP_S + (config.eps_s if name == "guide" else 0.0)
     for j in readers:
-        # Work in its turn cannot be parked for min_run tokens: a return may wait for a part of it.
-        assert dry(record, j) < config.min_run_tokens * STEP_S, j.rid
+        assert dry(record, j) < longest_s, j.rid
 
 
 @pytest.mark.parametrize("name", sorted(PRIORITIES))

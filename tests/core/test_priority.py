@@ -13,6 +13,7 @@ from tokenflow_sgl.core.priority import PRIORITIES, aged, guide
 
 CONFIG = PolicyConfig(delta_s=0.1, lambda_s=0.1, mu=2.0)
 SECONDS = st.floats(0.0, 1e4)
+LEADS = st.floats(-1e4, 1e4)
 
 
 def p(variant, config=CONFIG, *, slack=0.0, wait=0.0, unstarted=False, prefill=0.1):
@@ -62,6 +63,13 @@ def test_aged_is_the_response_ratio_in_the_formulas_units():
     assert p(aged, wait=3.0, unstarted=True, prefill=0.0) == pytest.approx(7.73657229, abs=1e-8)
 
 
+def test_aged_lets_a_dry_stream_gain_like_a_waiting_one_without_the_head_start():
+    # -ln 0.1 = 2.30258509; lambda: 0.1 / (0.9 + 0.1) = 0.1; ln(1 + 3 / 0.5) = ln 7 = 1.94591015.
+    assert p(aged, slack=-3.0, wait=0.9, prefill=0.5) == pytest.approx(4.34849524, abs=1e-8)
+    # A second of waiting for the first token goes before 7 s of being dry, and not before 9 (e^2 = 7.39; tau = 0.1).
+    assert p(aged, slack=-7.0, wait=9.0) < p(aged, wait=1.0, unstarted=True) < p(aged, slack=-9.0, wait=9.0)
+
+
 def test_of_two_that_waited_as_long_the_cheaper_goes_first():
     assert p(aged, wait=1.0, unstarted=True, prefill=0.2) > p(aged, wait=1.0, unstarted=True, prefill=2.0)
 
@@ -75,7 +83,7 @@ def test_under_aged_no_request_is_overtaken_for_ever(cost, rival_cost, rival_wai
 
 
 @pytest.mark.parametrize("name", sorted(PRIORITIES))
-@given(slacks=st.tuples(SECONDS, SECONDS), wait=SECONDS, unstarted=st.booleans(), prefill=st.floats(0.0, 100.0))
+@given(slacks=st.tuples(LEADS, LEADS), wait=SECONDS, unstarted=st.booleans(), prefill=st.floats(0.0, 100.0))
 def test_more_slack_never_ranks_higher(name, slacks, wait, unstarted, prefill):
     low, high = (p(PRIORITIES[name], slack=s, wait=wait, unstarted=unstarted, prefill=prefill) for s in sorted(slacks))
     assert low >= high and math.isfinite(low)

@@ -192,6 +192,12 @@ def test_priority_and_limits_reach_the_policy():
     assert seen == {"a": 99}
 
 
+def test_a_part_of_the_host_pool_is_kept_free_as_the_shipped_tier_does():
+    # 40 answers of 150 tokens pass through a host pool of 2,048: it was full long ago. A sixteenth is 8 pages.
+    _, simulation = simulate("tokenflow", [ask(f"r{i}", at_s=2.0 * i) for i in range(40)], host_tokens=2048)
+    assert 4 <= simulation.ex.memory.tree.host_free_pages < 128
+
+
 def test_settings_name_what_is_wrong():
     good = settings_of(RIVALS["tokenflow"])
     with pytest.raises(ValueError, match=r"batching='odd': valid are prefill_first, mixed"):

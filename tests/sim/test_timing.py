@@ -77,6 +77,14 @@ def test_a_publish_walks_the_context_on_the_cpu():
     assert TOY.publish_s(50_000) == pytest.approx(0.0103)
 
 
+def test_the_overlap_loop_publishes_while_the_gpu_is_busy_and_a_cpu_has_no_such_time():
+    # LOOP_S is 4 ms: 5 ms of publishing fit into a step of 10 ms, and 8 ms make it 12 ms.
+    assert TOY.pass_s(0.010, 0.005) == pytest.approx(0.010)
+    assert TOY.pass_s(0.010, 0.008) == pytest.approx(0.012)
+    assert TOY.pass_s(0.002, 0.0) == pytest.approx(0.002)  # without a publish nothing is added to a quick step
+    assert Fixed(0.01, 1000.0).pass_s(0.010, 0.005) == pytest.approx(0.015)
+
+
 @pytest.mark.parametrize("name", list_hardware())
 def test_no_batch_of_prompts_is_quicker_than_the_least_each_adds(name):
     rng = random.Random(7)

@@ -82,6 +82,10 @@ class ClientBuffer:
             left -= self.rate_tok_s * past_s
         return left / self.rate_tok_s if left > 0.0 else 0.0
 
+    def lead_s(self, now_s: float) -> float:
+        """Slack, or, below 0, for how long the reader has had nothing to show. 0 before the first token."""
+        return 0.0 if self.anchor_s is None else self.runs_dry_at_s() - now_s
+
     def runs_dry_at_s(self) -> float:
         """The moment slack reaches 0 if nothing more is emitted; minus infinity before the first token."""
         if self.anchor_s is None:

@@ -101,7 +101,8 @@ class CostBelief:
             self.decode_samples += 1
             self.step_s += max(_GAIN, 1.0 / self.decode_samples) * (seconds - self.step_s)
         elif prefill_tokens:
-            self.prefill.learn(prefill_tokens, seconds)
+            # With mixed chunks the others' tokens were made in the same step, and are no cost of the prefill.
+            self.prefill.learn(prefill_tokens, seconds - (self.step_s if decoding else 0.0))
 
     def _is_hiccup(self, sample: float, belief: float, samples: int) -> bool:
         self.outliers = self.outliers + 1 if samples >= 3 and sample > _OUTLIER * belief else 0

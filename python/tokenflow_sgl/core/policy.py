@@ -7,16 +7,16 @@ Invariant: `observe` alone changes it; `plan` is a pure function of what was obs
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .burst import Forecast
 from .config import PolicyConfig
 from .cost import CostBelief
 from .driver import HOLD_NOTHING
-from .paging import NEARLY_DONE_TOKENS, Publisher
-from .preempt import STEPS_AHEAD, Candidate, Selection, Victim, opens_tokens, relieve, select, whole_pages
+from .paging import Publisher
+from .parks import Parks
+from .preempt import STEPS_AHEAD, Candidate, Selection, Victim, opens_tokens, select, whole_pages
 from .priority import PRIORITIES
 from .returns import Queue, Returns
 from .streams import Stream, Streams
@@ -54,6 +54,7 @@ class TokenFlowPolicy:
         self.swap_credit_s = config.swap_share * _SWAP_CREDIT_S
         self._priority = PRIORITIES[config.priority]
         self._chunk_tokens = 0  # of the last prefill step: the next will be about as large
+        self._mixes = False  # the engine decodes beside prompts (mixed chunks)
         self._last_batch = (0, 0)  # prefill tokens and decoding streams of the batch whose time the next tick carries
 
     # ---- observe
@@ -119,6 +120,7 @@ class TokenFlowPolicy:
             if stream is not None:
                 stream.refused_until_s = self.now_s + _REFUSAL_PAUSE_S
         self._last_batch = (event.prefill_tokens, event.decoding)
+        self._mixes = self._mixes or (event.prefill_tokens > 0 and event.decoding > 0)
         self._chunk_tokens = event.prefill_tokens or self._chunk_tokens
         self.decodes_since_prefill = 0 if event.prefill_tokens else self.decodes_since_prefill + 1
 
@@ -146,15 +148,24 @@ class TokenFlowPolicy:
         growth = self.config.growth_tokens
         active = len(running) + len(prefilling)
         returns = Returns(self.config, self.cost, self.streams, self._rank, view, self.now_s)
-        queue = returns.queue(waiting)
+        parks = Parks(
+            self.config, self.cost, self.streams, self._rank_running, view, self.now_s, self.swap_credit_s
+        )  # fmt: skip
         room = view.device_free_tokens - growth * active - sum(r.takes_tokens for r in prefilling)
+        victims: list[Victim] | None = None
+        if active and room < returns.least_tokens(waiting):
+            victims = parks.victims(running)
+            if not any(v.spare_s >= self.config.min_slack_s for v in victims):
+                park = parks.relief(running, shortage) if shortage > 0 and active > 1 else ()
+                return self._hold(running, prefilling, waiting, returns, publish, park, shortage)
+        queue = returns.queue(waiting)
         room -= queue.booked_tokens
         must = queue.must
         slots = view.max_running - active - queue.loading
         if sum(c.need_tokens for c in must) <= room and len(must) <= slots:
             victims = []  # everybody fits: nobody needs to be weighed
-        else:
-            victims = self._victims(running, view, self._may_park, turn=self._turn_tokens_per_s(view))
+        elif victims is None:
+            victims = parks.victims(running)
         chosen = select(queue.memory_order(self._is_owed), victims, room_tokens=room, slots=slots)
         # Memory may be kept for work that is owed it, but it never comes in before an unstarted reader.
         served = set(chosen.admit)
@@ -162,7 +173,7 @@ class TokenFlowPolicy:
         come += self._early_returns(returns.early(queue), chosen, len(running) + queue.loading)
         park = chosen.park
         if shortage > 0 and not come and active > 1:
-            park = self._relief(running, view, shortage, promised=view.promised_tokens > 0)
+            park = parks.relief(running, shortage)
         if not come and not active and not queue.loading and must:
             return self._alone(must[0].rid, queue, view)
         gone = set(park)
@@ -182,6 +193,29 @@ class TokenFlowPolicy:
                 "room_tokens": chosen.room_tokens,
                 "led_by_forecast": led,
             },
+        )
+
+    def _hold(
+        self,
+        running: Sequence[RequestView],
+        prefilling: Sequence[RequestView],
+        waiting: Sequence[RequestView],
+        returns: Returns,
+        publish: tuple[tuple[Rid, int], ...],
+        park: tuple[Rid, ...],
+        shortage: int,
+    ) -> Plan:
+        """Nobody fits and nobody may be parked for them: in overload most steps are like this, and weighing all that
+        wait would take longer than all the rest of the step."""
+        booked = [returns.need_tokens(r) for r in waiting if r.phase is Phase.LOADING]
+        stay = len(running) + len(prefilling) - len(park)
+        return Plan(
+            park=park,
+            publish=tuple(p for p in publish if p[0] not in park),
+            admit=(),
+            reserve_tokens=self.config.growth_tokens * stay + sum(booked),
+            prefill_tokens=0 if prefilling and shortage <= 0 and self._must_decode_first(running) else None,
+            why={"unserved": len(waiting) - len(booked)},
         )
 
     def _alone(self, rid: Rid, queue: Queue, view: EngineView) -> Plan:
@@ -219,84 +253,6 @@ class TokenFlowPolicy:
             slots -= 1
             yield c.rid
 
-    def _relief(
-        self, running: Sequence[RequestView], view: EngineView, shortage: int, *, promised: bool
-    ) -> tuple[Rid, ...]:
-        """Nothing waits, or nothing fits, and the streams in memory are about to outgrow it.
-
-        If no stream has slack to spare, the engine would retract somebody in the next steps and forget its KV: then
-        the one with the most slack is parked whatever it has; those that may not be parked now only after the others,
-        and last those whose copy is still open.
-        `promised`: a prompt under way will take the memory all the same, and the engine dies where it cannot; then as
-        many go as it needs.
-        """
-        able = self._victims(running, view, self._may_park, turn=self._turn_tokens_per_s(view))
-        park = relieve([v for v in able if v.spare_s > self.config.min_slack_s], shortage_tokens=shortage)
-        anyone = self._victims(running, view, self._is_started)
-        frees = {v.rid: v.frees_tokens for v in anyone}
-        copying = {r.rid for r in running if r.copying_tokens}
-        for victims in (able, [v for v in anyone if v.rid not in copying], anyone):
-            left = shortage - sum(frees[rid] for rid in park)
-            if left <= 0 or (park and not promised):
-                break
-            rest = [v for v in victims if v.rid not in park]
-            park += relieve(rest, shortage_tokens=left if promised else 1)
-        return park
-
-    def _is_started(self, r: RequestView, s: Stream) -> bool:
-        return r.preemptible and r.output_tokens > 0
-
-    def _may_park(self, r: RequestView, s: Stream) -> bool:
-        return (
-            r.copying_tokens == 0
-            and r.preemptible
-            and r.output_tokens > 0
-            and s.parks < self.config.max_parks
-            and r.output_tokens - s.output_at_admission >= self.config.min_run_tokens
-            and r.max_output_tokens - r.output_tokens > NEARLY_DONE_TOKENS
-        )
-
-    def _victims(
-        self,
-        running: Sequence[RequestView],
-        view: EngineView,
-        may: Callable[[RequestView, Stream], bool],
-        *,
-        turn: float = 0.0,
-    ) -> list[Victim]:
-        """Those that `may` be parked, with what their return will take: the copy of what is on the host by then, and
-        the prefill of the rest. `turn`: tokens they must have made for each second of that."""
-        by_rid, now_s, config, return_s = self.streams.by_rid, self.now_s, self.config, self.cost.return_s
-        none, at_park = config.copies == "none" or not view.host_ok, config.copies == "at_park"
-        found: list[Victim] = []
-        for r in running:
-            s = by_rid.get(r.rid)
-            if s is None or not may(r, s):
-                continue
-            slack_s, spent_s = math.inf, 0.0
-            host = 0 if none else r.context_tokens - 1 if at_park else r.backed_tokens
-            if turn and r.output_tokens - s.output_at_admission < turn * self._swap_s(r.context_tokens, host):
-                continue
-            if s.buffer is not None:
-                slack_s = s.buffer.slack_s(now_s)
-                spent_s = return_s(tail_tokens=r.context_tokens - host, host_tokens=host)
-            rank_s = config.batch_turn_s if s.buffer is None else slack_s
-            rank = self._priority(slack_s=rank_s, wait_s=0.0, unstarted=False, prefill_s=0.0, config=config)
-            found.append(Victim(r.rid, r.frees_tokens, rank, slack_s, spent_s))
-        return found
-
-    def _turn_tokens_per_s(self, view: EngineView) -> float:
-        """Tokens that a stream makes for each second of swapping it, if it is to take no more than its share; 0 while
-        there is credit. A stream's own part of a step is small, and a swap holds up all: where everybody takes turns
-        all the time, short ones would be more swap than run."""
-        if self.swap_credit_s > 0.0:
-            return 0.0
-        return max(1, view.running) / (self.cost.step_s * self.config.swap_share)
-
-    def _swap_s(self, context_tokens: int, host_tokens: int) -> float:
-        """Of the engine's own time, for a park and a return: what the host lacks, and a publish."""
-        return self.cost.prefill_s(context_tokens - host_tokens) + self.cost.publish.seconds(context_tokens)
-
     def _rank(self, s: Stream, slack_s: float, wait_s: float, prefill_s: float) -> float:
         return self._priority(
             slack_s=slack_s,
@@ -306,9 +262,12 @@ class TokenFlowPolicy:
             config=self.config,
         )
 
+    def _rank_running(self, slack_s: float) -> float:
+        return self._priority(slack_s=slack_s, wait_s=0.0, unstarted=False, prefill_s=0.0, config=self.config)
+
     def _must_decode_first(self, running: Sequence[RequestView]) -> bool:
         """A reader is about to run dry, and the engine prefills without decoding. Bounded, so that prefill goes on."""
-        if self.decodes_since_prefill >= self.config.defer_steps:
+        if self._mixes or self.decodes_since_prefill >= self.config.defer_steps:
             return False
         chunk_s = self.cost.prefill_s(self._chunk_tokens)
         for r in running:

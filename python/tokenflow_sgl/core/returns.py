@@ -6,6 +6,7 @@ only where it is quicker than computing the same tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -31,11 +32,16 @@ class Way:
 
 @dataclass(slots=True)
 class Queue:
-    """Those that wait: groups in the order in which they come in. `loads` are those that come by a copy first."""
+    """Those that wait: groups in the order in which they come in. `loads` are those that come by a copy first.
+
+    `due` readers run dry soon, or did so a moment ago (eps), and a return is quick: in a short dip it is them who come
+    first. `dry` ones have had nothing to show for longer, or wait for their first token: were all that ran dry before
+    newcomers, newcomers would wait for ever where readers want more than the engine makes.
+    """
 
     held: list[Candidate] = field(default_factory=list)
     due: list[Candidate] = field(default_factory=list)
-    new: list[Candidate] = field(default_factory=list)
+    dry: list[Candidate] = field(default_factory=list)
     other: list[Candidate] = field(default_factory=list)
     early: list[tuple[float, RequestView, Stream]] = field(default_factory=list)  # (slack, ..): not weighed yet
     ahead_s: float = 0.0  # of engine time before the first early return
@@ -46,16 +52,16 @@ class Queue:
 
     @property
     def must(self) -> list[Candidate]:
-        return [*self.held, *self.due, *self.new, *self.other]
+        return [*self.held, *self.due, *self.dry, *self.other]
 
     def memory_order(self, owed: Callable[[Candidate], bool]) -> list[Candidate]:
         """The order in which memory is given out: that of `must`, but one piece of work without a reader that is `owed`
-        its turn is given its own before unstarted readers. Else readers that keep coming, each taking what the last
+        its turn is given its own before readers that are dry. Else readers that keep coming, each taking what the last
         one freed, would starve it."""
         first = next((c for c in self.other if owed(c)), None)
         if first is None:
             return self.must
-        return [*self.held, *self.due, first, *self.new, *(c for c in self.other if c is not first)]
+        return [*self.held, *self.due, first, *self.dry, *(c for c in self.other if c is not first)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,8 @@ class Returns:
     now_s: float
 
     def queue(self, waiting: Sequence[RequestView]) -> Queue:
-        """Held ones first, for their memory is taken already; then due readers, unstarted readers, work without a
-        reader; and who may return early.
+        """Held ones first, for their memory is taken already; then due readers, dry readers, work without a reader;
+        and who may return early.
 
         Inside a class the client's own priority decides first, then those that waited so long that they hold back the
         rest, then rank, then cost. A started stream is due when its slack, less the time its return takes after the
@@ -92,9 +98,9 @@ class Returns:
             if loading or r.held_tokens:
                 first_tokens += r.takes_tokens
             if loading or (r.held_tokens and refused):
-                q.booked_tokens += self._need_tokens(r)
+                q.booked_tokens += self.need_tokens(r)
             elif s is not None and not refused:
-                known.append((self.virtual_slack_s(s) if s.buffer is None else s.buffer.slack_s(now_s), r, s))
+                known.append((self.virtual_slack_s(s) if s.buffer is None else s.buffer.lead_s(now_s), r, s))
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
         longest_s = self._longest_s(known, ahead_tokens)
@@ -112,6 +118,12 @@ class Returns:
         self._sort(q, waiting)
         return q
 
+    def least_tokens(self, waiting: Sequence[RequestView]) -> float:
+        """Free memory without which none of them can come in, whoever they are."""
+        least = min([r.takes_tokens for r in waiting if r.phase is not Phase.LOADING], default=math.inf)
+        held = any(r.held_tokens for r in waiting)  # their memory is taken already
+        return -math.inf if held else least + self._beside_tokens
+
     def _place_all(self, q: Queue, entries: list[tuple[float, RequestView, Stream]], longest_s: float) -> None:
         entries.sort(key=_by_slack)
         for entry in entries:
@@ -127,12 +139,12 @@ class Returns:
         if way.other_s is not None and not waits:
             way = Way(False, 0.0, way.other_s)
         in_s = way.copy_s + way.compute_s
-        group = self._group(q, r, s, slack_s - q.ahead_s - in_s - self.cost.step_s)
+        group = self._group(q, r, s, slack_s, slack_s - q.ahead_s - in_s - self.cost.step_s)
         if group is None:
             q.early.append((slack_s, r, s))
             return
         if waits:
-            q.booked_tokens += 0 if s.unstarted else self._need_tokens(r)  # a newcomer must not take it meanwhile
+            q.booked_tokens += 0 if s.unstarted else self.need_tokens(r)  # a newcomer must not take it meanwhile
             return
         group.append(self._candidate(r, s, slack_s, in_s + self.config.overhead_s))
         if way.loads:
@@ -168,10 +180,12 @@ class Returns:
     def _holds_back(self, r: RequestView, s: Stream) -> bool:
         """Memory kept for one that can never fit would be lost to all. It comes in alone at the latest, and then it
         needs no room for the growth of others."""
-        waits = s.wait_s(self.now_s) >= self.config.hold_back_s
-        return waits and r.takes_tokens <= self.view.device_total_tokens
+        waited_s = s.wait_s(self.now_s)
+        if s.buffer is not None and not s.unstarted:
+            waited_s = min(waited_s, -s.buffer.lead_s(self.now_s))  # while there is something to show nobody waits
+        return waited_s >= self.config.hold_back_s and r.takes_tokens <= self.view.device_total_tokens
 
-    def _group(self, q: Queue, r: RequestView, s: Stream, left_s: float) -> list[Candidate] | None:
+    def _group(self, q: Queue, r: RequestView, s: Stream, slack_s: float, left_s: float) -> list[Candidate] | None:
         """None for an early return. `left_s`: slack that is left when it is back."""
         if r.held_tokens:
             return q.held
@@ -179,11 +193,11 @@ class Returns:
             return None
         if s.buffer is None:
             return q.other
-        return q.new if s.unstarted else q.due
+        return q.dry if s.unstarted or slack_s <= -self.config.eps_s else q.due
 
     def _sort(self, q: Queue, waiting: Sequence[RequestView]) -> None:
         own = {r.rid: -r.priority for r in waiting}
-        for group in (q.new, q.other):
+        for group in (q.dry, q.other):
             group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
 
     def way_in(self, r: RequestView, s: Stream, ahead_tokens: int) -> Way:
@@ -207,15 +221,19 @@ class Returns:
         for as long as computing would have taken."""
         return not s.unstarted or s.wait_s(self.now_s) + way.copy_s + way.compute_s < other_s
 
-    def _need_tokens(self, r: RequestView) -> int:
-        # One page for rounding, and one token more: the engine admits only what leaves something free.
-        return r.takes_tokens + self.config.growth_tokens + self.view.page_tokens + 1
+    def need_tokens(self, r: RequestView) -> int:
+        return r.takes_tokens + self._beside_tokens
+
+    @property
+    def _beside_tokens(self) -> int:
+        """One page for rounding, and one token more: the engine admits only what leaves something free."""
+        return self.config.growth_tokens + self.view.page_tokens + 1
 
     def _candidate(self, r: RequestView, s: Stream, slack_s: float, in_s: float) -> Candidate:
         wait_s = s.wait_s(self.now_s)
         return Candidate(
             rid=r.rid,
-            need_tokens=self._need_tokens(r),
+            need_tokens=self.need_tokens(r),
             priority=self.rank(s, slack_s, wait_s, in_s),
             window_s=max(in_s + self.config.eps_s, self.config.min_slack_s),
             # Without a lead, work that has no reader would swap places with its like for ever.
@@ -228,5 +246,5 @@ class Returns:
         return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
 
 
-def _by_slack(known: tuple[float, RequestView, Stream]) -> tuple[float, Rid]:
-    return known[0], known[1].rid
+def _by_slack(known: tuple[float, RequestView, Stream]) -> tuple[bool, float, Rid]:
+    return known[0] <= 0.0, known[0], known[1].rid

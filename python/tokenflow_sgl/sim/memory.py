@@ -14,6 +14,8 @@ from .settings import EngineSettings
 from .tree import Node, PrefixTree
 
 _Store = list[tuple[Node, int]]
+_RESERVE = 16  # part of the host pool that is kept free, and how long a full one is left alone: adapter/kv.py
+_FULL_S = 1.0
 
 
 class Memory:
@@ -32,6 +34,7 @@ class Memory:
         self.stores_s: list[tuple[int, float]] = []
         self.loads_s: list[tuple[int, float]] = []
         self._now_s = 0.0
+        self._full_until_s = 0.0
 
     # ---- sizes
 
@@ -162,7 +165,15 @@ class Memory:
             for req in what.reqs:
                 self._loaded(req)
             loaded += what.reqs
+        self._keep_some_free()
         return loaded
+
+    def _keep_some_free(self) -> None:
+        """As the shipped host tier does: a policy that saw a pool that is full for good would publish nothing more."""
+        reserve = self.tree.host_pages // _RESERVE
+        missing = reserve - self.tree.host_free_pages
+        if missing > reserve // 2 and self._now_s >= self._full_until_s and not self.tree.free_host(reserve):
+            self._full_until_s = self._now_s + _FULL_S
 
     def _loaded(self, req: SimRequest) -> None:
         """Its lock stays: what was loaded is kept for it."""

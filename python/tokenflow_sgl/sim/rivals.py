@@ -62,6 +62,7 @@ RIVALS: dict[str, Rival] = {
     "vlt": Rival("SuperInfer's rotation by virtual lag time", "vlt", batching="mixed", inserts=False),
     "tokenflow-paper": Rival("TokenFlow as the paper describes it", "tokenflow-paper"),
     "tokenflow-guide": Rival("TokenFlow with the guide's priority to the letter", "tokenflow-guide"),
+    "tokenflow-mixed": Rival("ours with --enable-mixed-chunk", "tokenflow", batching="mixed"),
     "tokenflow": Rival("ours", "tokenflow"),
 }
 # The paper's ablation, as the live servers' names (bench/servers.py).

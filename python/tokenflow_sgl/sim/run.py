@@ -120,7 +120,7 @@ class Simulation:
             self._wait()
             return False
         step_s = max(self.timing.step_s(work), ex.memory.load_seconds(batch.loaded_tokens))
-        ex.now_s += step_s + ex.publish_s
+        ex.now_s += self.timing.pass_s(step_s, ex.publish_s)
         ex.counters.publish_s += ex.publish_s
         ex.publish_s = 0.0
         self._busy = True

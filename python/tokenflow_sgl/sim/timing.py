@@ -47,6 +47,10 @@ class TimingModel(Protocol):
         """Seconds that one publish call holds the engine's thread, by the context of the stream."""
         ...
 
+    def pass_s(self, step_s: float, publish_s: float) -> float:
+        """Seconds of one pass of the engine's loop: a step, and the publish calls made while it runs, or before."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -63,8 +67,10 @@ class Line:
         return self.fixed_s + tokens * self.per_token_s
 
 
-# A prior: one insert walks the tree along the whole context, on the CPU.
+# Priors. One insert walks the tree along the whole context, on the CPU. SGLang's overlap loop does that, its own work
+# for a batch and the policy's while the GPU is busy with the step before; the last two are taken to need this long.
 SGLANG_PUBLISH = Line(0.3e-3, 1 / 5e6)
+LOOP_S = 4e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,10 @@ class Roofline:
 
     def publish_s(self, context_tokens: int) -> float:
         return self.publish.seconds(context_tokens)
+
+    def pass_s(self, step_s: float, publish_s: float) -> float:
+        """The overlap loop's: the longer of what the GPU and what the CPU has to do."""
+        return max(step_s, LOOP_S + publish_s) if publish_s > 0.0 else step_s
 
     def least_prefill_s(self, new_tokens: int) -> float:
         """The least that a prompt with this many uncached tokens adds to whatever steps compute it: its FLOPs, the
@@ -240,6 +250,10 @@ token_s = {float(self.publish.per_token_s)!r}
     def publish_s(self, context_tokens: int) -> float:
         return self.publish.seconds(context_tokens)
 
+    def pass_s(self, step_s: float, publish_s: float) -> float:
+        """On a CPU both want the same cores."""
+        return step_s + publish_s
+
     def least_prefill_s(self, new_tokens: int) -> float:
         """The least that a prompt with this many uncached tokens adds to whatever steps compute it."""
         return new_tokens * self.prefill_token_s + new_tokens * new_tokens * self.prefill_squared_token_s
@@ -277,6 +291,9 @@ class Fixed:
 
     def publish_s(self, context_tokens: int) -> float:
         return self._publish.seconds(context_tokens)
+
+    def pass_s(self, step_s: float, publish_s: float) -> float:
+        return step_s + publish_s
 
     def least_prefill_s(self, new_tokens: int) -> float:
         """The least that a prompt with this many uncached tokens adds to whatever steps compute it."""

@@ -264,6 +264,10 @@ class PrefixTree:
     def host_free_pages(self) -> int:
         return self.host_pages - self.host_used_pages
 
+    def free_host(self, pages: int) -> bool:
+        """Whether so many are free now: the coldest copies that nobody needs went for it."""
+        return self._host_room(pages, keep=()) >= pages
+
     def _offer_host(self, node: Node) -> None:
         if node.host and not (node.host_pins or node.host_children or node.storing):
             self._entries += 1

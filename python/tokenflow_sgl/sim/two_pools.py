@@ -42,6 +42,9 @@ class _FreePrompts:
     def publish_s(self, context_tokens: int) -> float:
         return 0.0
 
+    def pass_s(self, step_s: float, publish_s: float) -> float:
+        return step_s
+
 
 def simulate_two_pools(
     requests: Sequence[Request],
