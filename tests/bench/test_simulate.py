@@ -80,6 +80,19 @@ def test_the_same_command_gives_the_same_results(tiny, capsys):
     assert results() == results()
 
 
+def test_clients_that_ask_for_more_than_they_get_are_simulated_too(tiny, capsys):
+    # SGLang reserves for what was asked, so that its newcomers wait longer; answers stay as long as they are.
+    def result(factor):
+        argv = [str(tiny), "--policy", "sglang-fcfs", "--seeds", "1", "--json", "-", "--quiet"]
+        assert simulate.main([*argv, "--max-tokens-factor", factor]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["results"]["sglang-fcfs"], found["provenance"]
+
+    (one, one_facts), (four, four_facts) = result("1"), result("4")
+    assert four["ttft_mean_s"] > one["ttft_mean_s"] and four["failed"] == 0
+    assert (one_facts["max_tokens_factor"], four_facts["max_tokens_factor"]) == (1.0, 4.0)
+
+
 def test_the_table_has_every_policy_and_the_bounds(tiny, capsys, tmp_path):
     out = tmp_path / "deep" / "out.json"
     assert simulate.main([str(tiny), "--seeds", "1", "--json", str(out), "--quiet"]) == 0
@@ -104,6 +117,8 @@ def test_a_scenario_that_singles_out_nobody_has_a_table_too(tmp_path, capsys):
         (["demo-burst"], "gpu: missing in demo-burst, valid: a scenario with a [gpu] table"),
         (["guide-burst-4x", "--policy", "best"], "policy: 'best', valid: sglang-fcfs, "),
         (["guide-burst-4x", "--seeds", "0"], "seeds: '0', valid: "),
+        (["guide-burst-4x", "--max-tokens-factor", "0.5"], "max-tokens-factor: 0.5, valid: a number >= 1"),
+        (["guide-burst-4x", "--max-tokens-factor", "nan"], "max-tokens-factor: nan, valid: a number >= 1"),
     ],
 )
 def test_bad_input_names_field_value_and_what_is_valid(argv, message, capsys):

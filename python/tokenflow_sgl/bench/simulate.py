@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("SCENARIO: missing, valid: a name of --list or a .toml file")
     try:
         seeds = parse_seeds(args.seeds)
+        if not 1 <= args.max_tokens_factor < math.inf:
+            raise ValueError(f"max-tokens-factor: {args.max_tokens_factor:g}, valid: a number >= 1")
         names = [*RIVALS, TWO_POOLS] if args.policy == "all" else [n.strip() for n in args.policy.split(",")]
         rivals_named([name for name in names if name != TWO_POOLS])
         scenario = load_scenario(args.scenario)
@@ -52,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tokenflow sim: {error}", file=sys.stderr)
         return 2
     command = ["tokenflow", "sim", *(sys.argv[1:] if argv is None else argv)]
-    results = compare(scenario, names, seeds, command=command, quiet=args.quiet)
+    results = compare(
+        scenario, names, seeds, command=command, quiet=args.quiet, max_tokens_factor=args.max_tokens_factor
+    )
     text = json.dumps(finite(results), indent=1, allow_nan=False)
     if args.json == "-":
         print(text)
@@ -73,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", default=DEFAULT, help=f"list of {valid}; or all (default {DEFAULT})")
     parser.add_argument("--seeds", default="3", help="how many, or a list such as 11,12 (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - prints them instead of the table")
+    parser.add_argument(
+        "--max-tokens-factor", type=float, default=1.0, metavar="X", help="limit / answer length (default 1)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
 
@@ -89,16 +97,18 @@ def compare(
     *,
     command: Sequence[str],
     quiet: bool = False,
+    max_tokens_factor: float = 1.0,
 ) -> dict[str, Any]:
     """The JSON of design 1.5."""
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     bounds: list[dict[str, float]] = []
     for seed in seeds:
         for name in names:
-            row, bound = run_one(scenario, name, seed, progress=None if quiet else _Bar(f"{name}, seed {seed}"))
+            bar = None if quiet else _Bar(f"{name}, seed {seed}")
+            row, bound = run_one(scenario, name, seed, progress=bar, max_tokens_factor=max_tokens_factor)
             rows[name].append(row)
             bounds.append(bound)
-    results = rows_json(scenario, rows, provenance(scenario, command=command, max_tokens_factor=1.0))
+    results = rows_json(scenario, rows, provenance(scenario, command=command, max_tokens_factor=max_tokens_factor))
     # The loosest of the seeds: what no server can beat in any of them.
     results["bounds"] = {
         "ttft_p99_s": min(b["ttft_p99_s"] for b in bounds),
@@ -108,15 +118,20 @@ def compare(
 
 
 def run_one(
-    scenario: Scenario | str, name: str, seed: int, *, progress: Progress | None = None
+    scenario: Scenario | str,
+    name: str,
+    seed: int,
+    *,
+    progress: Progress | None = None,
+    max_tokens_factor: float = 1.0,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """One run as a row of the results, and the bounds of its requests."""
     if isinstance(scenario, str):
         scenario = load_scenario(scenario)
     world = world_of(scenario)
-    requests = plan_requests(scenario, seed=seed)
+    requests = plan_requests(scenario, seed=seed, max_tokens_factor=max_tokens_factor)
     if name == TWO_POOLS:
-        twins = plan_requests(scenario, seed=seed + 1_000_000)
+        twins = plan_requests(scenario, seed=seed + 1_000_000, max_tokens_factor=max_tokens_factor)
         settings = world.settings(RIVALS["sglang-fcfs"])
         run = simulate_two_pools(
             requests, twins, settings=settings, timing=world.timing, store_bytes_s=world.store_bytes_s,
@@ -129,10 +144,11 @@ def run_one(
         )
     # Two pools have no follow-ups, and their prompts are sent on to the second one later.
     sent_s = {r.rid: r.sent_s for r in requests} if name == TWO_POOLS else run.sent_s
-    return per_seed(scenario, record_of(name, seed, run)), bounds_of(requests, world, sent_s=sent_s)
+    record = record_of(name, seed, run, max_tokens_factor=max_tokens_factor)
+    return per_seed(scenario, record), bounds_of(requests, world, sent_s=sent_s)
 
 
-def record_of(name: str, seed: int, run: Run) -> RunRecord:
+def record_of(name: str, seed: int, run: Run, *, max_tokens_factor: float = 1.0) -> RunRecord:
     """A simulated run in the form of a measured one."""
     c = run.counters
     counters = {
@@ -143,7 +159,7 @@ def record_of(name: str, seed: int, run: Run) -> RunRecord:
         "retractions": c.retractions,
     }
     return RunRecord(
-        name, seed, 1.0, tuple(run.records), 0.0, 0.0, 0.0, parks=c.parks, resumes=c.returns,
+        name, seed, max_tokens_factor, tuple(run.records), 0.0, 0.0, 0.0, parks=c.parks, resumes=c.returns,
         counters=counters,
     )  # fmt: skip
 
