@@ -83,6 +83,24 @@ def test_a_report_is_never_believed_above_what_was_generated_nor_below_an_earlie
     assert b.consumed_tokens(3.0) == 100.0
 
 
+def test_a_reader_who_reports_that_all_is_read_has_been_dry_for_as_long_as_before():
+    b = ClientBuffer("a", 5.0)
+    b.emit(0.0, 10)  # dry at 2 s
+    b.report(9.0, 10)
+    assert b.lead_s(10.0) == -8.0
+    b.report(9.5, 3)  # never back
+    assert b.lead_s(10.0) == -8.0
+    b.emit(10.0, 15)
+    assert b.lead_s(10.0) == 1.0
+
+
+def test_a_reader_who_is_quicker_than_believed_is_dry_from_its_report_on():
+    b = ClientBuffer("a", 5.0)
+    b.emit(0.0, 100)
+    b.report(4.0, 100)  # the model said 20
+    assert b.lead_s(6.0) == -2.0
+
+
 def test_a_report_before_the_first_token_is_ignored():
     b = ClientBuffer("a", 5.0)
     b.report(1.0, 50)

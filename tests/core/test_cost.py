@@ -51,8 +51,19 @@ def test_a_prefill_step_teaches_prefill_and_not_decode():
 
 def test_of_a_mixed_step_a_prefill_costs_what_is_beyond_a_decode_step():
     c = belief()
+    c.learn_step(0.03, prefill_tokens=0, decoding=4)
     c.learn_step(0.23, prefill_tokens=100, decoding=4)  # 0.2 s of it, as above
     assert (c.step_s, c.prefill.fixed_s, c.prefill.per_token_s) == (near(0.03), near(0.075), near(0.00125))
+
+
+def test_a_mixed_step_as_quick_as_a_decode_step_still_costs_the_prefill_something():
+    c = belief()
+    c.learn_step(0.03, prefill_tokens=0, decoding=4)
+    c.learn_step(0.026, prefill_tokens=12, decoding=1)
+    assert c.prefill_s(12) == near(0.0026)
+    unseen = belief()
+    unseen.learn_step(0.026, prefill_tokens=12, decoding=1)  # no decode step was seen: the prior is no measure
+    assert unseen.prefill_s(12) == near(0.026)
 
 
 def test_short_and_long_prefills_tell_what_is_fixed_from_what_grows():

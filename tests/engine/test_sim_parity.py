@@ -17,9 +17,10 @@ from tokenflow_sgl.core import journal
 from tokenflow_sgl.core.config import PolicyConfig
 from tokenflow_sgl.core.policies import make_policy
 from tokenflow_sgl.core.types import Applied, Arrived, Plan, Tick
+from tokenflow_sgl.sim.measured import Table
 from tokenflow_sgl.sim.run import Simulation
 from tokenflow_sgl.sim.settings import EngineSettings
-from tokenflow_sgl.sim.timing import Line, Table
+from tokenflow_sgl.sim.timing import Line
 from tokenflow_sgl.workload.arrivals import Request, Segment
 
 Results = Callable[[str], dict[str, Any]]

@@ -41,6 +41,7 @@ def settings_of(rival, **sizes):
         loads=rival.loads,
         conservativeness=rival.conservativeness,
         inserts=rival.inserts,
+        host_reserve=rival.host_reserve,
     )
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tokenflow_sgl.sim.hardware import Hardware, Model, list_hardware, load_hardware, load_model
-from tokenflow_sgl.sim.timing import Fixed, Line, Roofline, StepWork, Table, pool_tokens
+from tokenflow_sgl.sim.measured import Table
+from tokenflow_sgl.sim.timing import Fixed, Line, Roofline, StepWork, pool_tokens
 
 # 20 parameters in the body, 6 in the input table and 6 in the head; 8 bytes of KV a token.
 TOY_MODEL = Model("toy", 1, 2, 1, 1, 2, 1, vocab=3, params=32)

@@ -101,6 +101,10 @@ def test_a_full_host_gives_away_the_coldest_copy_and_never_one_that_is_pinned():
         tree.unlock(path)
     tree.pin_host(one)
     put(tree, three, 32)
+    assert tree.store_missing(three) == [], (
+        "one is pinned, and the device has the other too: upstream frees no such copy"
+    )
+    tree.take(60)  # two, the coldest but one, leaves the device; and one with it
     tree.stored(tree.store_missing(three))
     assert [p[0].host for p in (one, two, three)] == [2, 0, 2]
     tree.unlock(three)

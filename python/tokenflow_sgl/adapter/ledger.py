@@ -88,8 +88,9 @@ class Ledger:
         self.transitions.append({"seq": self.seq, "at_s": self.now_s, "id": rid, "what": what, "tokens": tokens})
 
     def applied(
-        self, admitted: Sequence[tuple[Rid, int, int]], refused: Sequence[Rid], prefill_tokens: int, decoding: int
-    ) -> None:
+        self, admitted: Sequence[tuple[Rid, int, int]], refused: Sequence[Rid], prefill_tokens: int, decoding: int,
+        *, timed: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         """The step's batch is formed: what the plan came to."""
         self._applied = Applied(
             admitted=tuple(admitted),
@@ -100,6 +101,7 @@ class Ledger:
             unloaded=tuple(self.unloaded),
             prefill_tokens=prefill_tokens,
             decoding=decoding,
+            timed=timed,
         )
         self._before_applied = len(self._events)
         self.parked.clear()

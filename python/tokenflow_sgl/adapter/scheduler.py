@@ -67,6 +67,10 @@ class TokenFlowScheduler(Scheduler):
         self._recorder = self._checked if settings.check_plans else self.journal
         self._adder_class = adder_class(self.executor.admission)
         self._plan_prefill_tokens: int | None = None
+        # In the overlap loop a pass launches a batch and then waits for the one before, whose time it takes; but on a
+        # CPU, where launching is computing.
+        self._times_batch_before = self.enable_overlap and self.device != "cpu"
+        self._sizes_before = (0, 0)
         self._last_tick_s: float | None = None
         self._steps = 0
         self._idle = True
@@ -280,7 +284,11 @@ class TokenFlowScheduler(Scheduler):
                     self._came_in(req)
         elif batch is not None:
             decoding = len(batch.reqs)
-        self.ledger.applied(admitted, self.executor.admission.refused, prefill_tokens, decoding)
+        timed, self._sizes_before = self._sizes_before, (prefill_tokens, decoding)
+        self.ledger.applied(
+            admitted, self.executor.admission.refused, prefill_tokens, decoding,
+            timed=timed if self._times_batch_before else None,
+        )  # fmt: skip
 
     def _came_in(self, req: Any) -> None:
         req.tokenflow.admitted = True

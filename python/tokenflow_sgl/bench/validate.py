@@ -3,7 +3,7 @@
 Owns the two live runs of each policy and the comparison. Invariant: nothing of the run that is compared goes into the
 table of step times.
 
-    python -m tokenflow_sgl.bench.validate --scenario demo-burst-x2
+    python -m tokenflow_sgl.bench.validate --scenario demo-burst-x2-normal
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tokenflow_sgl.bench.simulate import record_of
 from tokenflow_sgl.core.journal import replay
 from tokenflow_sgl.core.policies import policy_from_header
 from tokenflow_sgl.sim.calibrate import table_of
+from tokenflow_sgl.sim.measured import Table
 from tokenflow_sgl.sim.rivals import RIVALS
-from tokenflow_sgl.sim.timing import Table
 from tokenflow_sgl.sim.world import World, simulate
 from tokenflow_sgl.workload.arrivals import plan_requests
 from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, ServerSettings, load_scenario
@@ -73,7 +73,7 @@ class _Live:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when everything was compared, 1 if a server failed or a journal does not replay, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="scripts/validate_sim", description=__doc__.split("\n")[0])
-    parser.add_argument("--scenario", default="demo-burst-x2", help="one with [server] (default demo-burst-x2)")
+    parser.add_argument("--scenario", default="demo-burst-x2-normal", help="one with [server] (default %(default)s)")
     parser.add_argument("--seeds", default="31,32", help="seed of the step times, seed compared (default 31,32)")
     parser.add_argument("--out", type=Path, default=Path("out/validate"), help="folder (default out/validate)")
     args = parser.parse_args(argv)

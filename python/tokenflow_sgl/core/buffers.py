@@ -57,7 +57,10 @@ class ClientBuffer:
         if self.anchor_s is None:
             return
         consumed = max(min(float(consumed_tokens), float(self.generated_tokens)), self.consumed_tokens(self.anchor_s))
-        self.anchor_s, self.anchor_tokens = now_s, consumed
+        if consumed < self.generated_tokens:
+            self.anchor_s, self.anchor_tokens = now_s, consumed
+        else:  # for how long it has been dry must not be forgotten over the report of it
+            self.anchor_s, self.anchor_tokens = min(now_s, self.runs_dry_at_s()), consumed
 
     def consumed_tokens(self, now_s: float) -> float:
         if self.anchor_s is None:

@@ -33,8 +33,8 @@ class PolicyConfig:
     default_read_rate_tok_s: float = _setting(6.0, "tok/s", 0.1, 1000.0, "read rate of a stream that declares none")
     priority: str = _setting(
         "aged", "", None, None,
-        "how requests are ranked: `guide` is the guide's formula to the letter; `aged` ranks unstarted requests by "
-        "their wait over their prefill cost, so that none is overtaken for ever",
+        "how requests are ranked: `guide` is the guide's formula to the letter; `aged` ranks those with nothing to "
+        "show, newcomers and readers that ran dry, by their wait over their cost, so that none is overtaken for ever",
         choices=("guide", "aged"),
     )  # fmt: skip
     delta_s: float = _setting(0.1, "s", 1e-6, 60.0, "floor of slack and wait in the priority")
@@ -74,7 +74,7 @@ class PolicyConfig:
     )  # fmt: skip
     hold_back_s: float = _setting(
         4.0, "s", 0.0, 3600.0,
-        "wait after which a request that does not fit keeps freed memory from those behind it",
+        "time with nothing to show after which a request that does not fit keeps freed memory from those behind it",
     )  # fmt: skip
     defer_steps: int = _setting(
         8, "steps", 0, 1000,

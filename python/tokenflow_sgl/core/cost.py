@@ -11,6 +11,7 @@ from .config import PolicyConfig
 
 _GAIN = 0.1  # weight of a new sample; about the last 20 samples count
 _PREFILL_GAIN = 0.02  # tails of returns are short and many: what a long prompt takes must not be forgotten over them
+_LEAST_SHARE = 0.1  # of a mixed step that is the prefill's
 _OUTLIER = 20.0  # a sample this many times the belief is a hiccup of the machine, unless it is the third in a row
 _SPREAD = 0.05  # sizes must differ by this share of their mean before they tell what is fixed from what grows
 
@@ -101,8 +102,11 @@ class CostBelief:
             self.decode_samples += 1
             self.step_s += max(_GAIN, 1.0 / self.decode_samples) * (seconds - self.step_s)
         elif prefill_tokens:
-            # With mixed chunks the others' tokens were made in the same step, and are no cost of the prefill.
-            self.prefill.learn(prefill_tokens, seconds - (self.step_s if decoding else 0.0))
+            if decoding and self.decode_samples:
+                # With mixed chunks others made their tokens in the same step, and these are no cost of the prefill.
+                # Something is left of every step: were those of nearly nothing dropped, it would be believed dearer.
+                seconds = max(seconds - self.step_s, _LEAST_SHARE * seconds)
+            self.prefill.learn(prefill_tokens, seconds)
 
     def _is_hiccup(self, sample: float, belief: float, samples: int) -> bool:
         self.outliers = self.outliers + 1 if samples >= 3 and sample > _OUTLIER * belief else 0

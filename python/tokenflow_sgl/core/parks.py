@@ -7,7 +7,7 @@ with what its own way back will take.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .config import PolicyConfig
@@ -37,7 +37,12 @@ class Parks:
 
     def victims(self, running: Sequence[RequestView]) -> list[Victim]:
         """Those that may be parked for somebody else."""
-        return self._weighed(running, self._may_park, turn=self._turn_tokens_per_s())
+        return list(self._weighed(running, self._may_park, turn=self._turn_tokens_per_s()))
+
+    def may_spare(self, running: Sequence[RequestView]) -> bool:
+        """Whether there is anybody to park at all: less slack than the minimum is enough for no newcomer."""
+        least_s = self.config.min_slack_s
+        return any(v.spare_s >= least_s for v in self._weighed(running, self._may_park, turn=self._turn_tokens_per_s()))
 
     def relief(self, running: Sequence[RequestView], shortage_tokens: int) -> tuple[Rid, ...]:
         """Nothing waits, or nothing fits, and the streams in memory are about to outgrow it.
@@ -50,7 +55,7 @@ class Parks:
         promised = self.view.promised_tokens > 0
         able = self.victims(running)
         park = relieve([v for v in able if v.spare_s > self.config.min_slack_s], shortage_tokens=shortage_tokens)
-        anyone = self._weighed(running, lambda r, s: r.preemptible and r.output_tokens > 0)
+        anyone = list(self._weighed(running, lambda r, s: r.preemptible and r.output_tokens > 0))
         frees = {v.rid: v.frees_tokens for v in anyone}
         copying = {r.rid for r in running if r.copying_tokens}
         for victims in (able, [v for v in anyone if v.rid not in copying], anyone):
@@ -73,12 +78,11 @@ class Parks:
 
     def _weighed(
         self, running: Sequence[RequestView], may: Callable[[RequestView, Stream], bool], *, turn: float = 0.0
-    ) -> list[Victim]:
+    ) -> Iterator[Victim]:
         """Those that `may` be parked, with what their return will take: the copy of what is on the host by then, and
         the prefill of the rest. `turn`: tokens they must have made for each second of that."""
         by_rid, now_s, config, return_s = self.streams.by_rid, self.now_s, self.config, self.cost.return_s
         none, at_park = config.copies == "none" or not self.view.host_ok, config.copies == "at_park"
-        found: list[Victim] = []
         for r in running:
             s = by_rid.get(r.rid)
             if s is None or not may(r, s):
@@ -91,8 +95,7 @@ class Parks:
                 slack_s = s.buffer.slack_s(now_s)
                 spent_s = return_s(tail_tokens=r.context_tokens - host, host_tokens=host)
             rank = self.rank(config.batch_turn_s if s.buffer is None else slack_s)
-            found.append(Victim(r.rid, r.frees_tokens, rank, slack_s, spent_s))
-        return found
+            yield Victim(r.rid, r.frees_tokens, rank, slack_s, spent_s)
 
     def _turn_tokens_per_s(self) -> float:
         """Tokens that a stream makes for each second of swapping it, if it is to take no more than its share; 0 while

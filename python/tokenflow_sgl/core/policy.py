@@ -16,7 +16,7 @@ from .cost import CostBelief
 from .driver import HOLD_NOTHING
 from .paging import Publisher
 from .parks import Parks
-from .preempt import STEPS_AHEAD, Candidate, Selection, Victim, opens_tokens, select, whole_pages
+from .preempt import STEPS_AHEAD, Candidate, Selection, opens_tokens, select, whole_pages
 from .priority import PRIORITIES
 from .returns import Queue, Returns
 from .streams import Stream, Streams
@@ -54,7 +54,8 @@ class TokenFlowPolicy:
         self.swap_credit_s = config.swap_share * _SWAP_CREDIT_S
         self._priority = PRIORITIES[config.priority]
         self._chunk_tokens = 0  # of the last prefill step: the next will be about as large
-        self._mixes = False  # the engine decodes beside prompts (mixed chunks)
+        self._mixes = False  # the last prompts were computed beside those who decode (mixed chunks)
+        self._rode_along = False  # in the last step: the engine can then neither park nor publish them in the next
         self._last_batch = (0, 0)  # prefill tokens and decoding streams of the batch whose time the next tick carries
 
     # ---- observe
@@ -119,8 +120,9 @@ class TokenFlowPolicy:
             stream = self.streams.by_rid.get(rid)
             if stream is not None:
                 stream.refused_until_s = self.now_s + _REFUSAL_PAUSE_S
-        self._last_batch = (event.prefill_tokens, event.decoding)
-        self._mixes = self._mixes or (event.prefill_tokens > 0 and event.decoding > 0)
+        self._last_batch = event.timed_batch
+        self._rode_along = event.prefill_tokens > 0 and event.decoding > 0
+        self._mixes = self._rode_along if event.prefill_tokens else self._mixes
         self._chunk_tokens = event.prefill_tokens or self._chunk_tokens
         self.decodes_since_prefill = 0 if event.prefill_tokens else self.decodes_since_prefill + 1
 
@@ -128,7 +130,9 @@ class TokenFlowPolicy:
 
     def plan(self, view: EngineView) -> Plan:
         demand_tokens = self.forecast.demand_tokens(self.config.forecast_s)
-        publish = self.publisher.due(self.streams, view, demand_tokens=demand_tokens, cost=self.cost)
+        publish: tuple[tuple[Rid, int], ...] = ()
+        if not self._rode_along:
+            publish = self.publisher.due(self.streams, view, demand_tokens=demand_tokens, cost=self.cost)
         # What running streams can take at most in the next steps: with that much free, nobody need be looked at.
         ample = view.device_free_tokens >= whole_pages(STEPS_AHEAD, view.page_tokens) * view.running
         led = float(bool(publish) and self.publisher.is_led(view, demand_tokens))
@@ -152,22 +156,20 @@ class TokenFlowPolicy:
             self.config, self.cost, self.streams, self._rank_running, view, self.now_s, self.swap_credit_s
         )  # fmt: skip
         room = view.device_free_tokens - growth * active - sum(r.takes_tokens for r in prefilling)
-        victims: list[Victim] | None = None
-        if active and room < returns.least_tokens(waiting):
-            victims = parks.victims(running)
-            if not any(v.spare_s >= self.config.min_slack_s for v in victims):
-                park = parks.relief(running, shortage) if shortage > 0 and active > 1 else ()
-                return self._hold(running, prefilling, waiting, returns, publish, park, shortage)
+        if active and room < returns.least_tokens(waiting) and not parks.may_spare(running):
+            park = parks.relief(running, shortage) if shortage > 0 and active > 1 else ()
+            return self._hold(
+                running=running, prefilling=prefilling, waiting=waiting, returns=returns, publish=publish, park=park,
+                shortage=shortage, led=led,
+            )  # fmt: skip
         queue = returns.queue(waiting)
         room -= queue.booked_tokens
         must = queue.must
         slots = view.max_running - active - queue.loading
-        if sum(c.need_tokens for c in must) <= room and len(must) <= slots:
-            victims = []  # everybody fits: nobody needs to be weighed
-        elif victims is None:
-            victims = parks.victims(running)
+        fits = sum(c.need_tokens for c in must) <= room and len(must) <= slots
+        victims = [] if fits else parks.victims(running)  # while all fit, nobody needs to be weighed
         chosen = select(queue.memory_order(self._is_owed), victims, room_tokens=room, slots=slots)
-        # Memory may be kept for work that is owed it, but it never comes in before an unstarted reader.
+        # Memory may be kept for work that is owed it, but it never comes in before a reader with nothing to show.
         served = set(chosen.admit)
         come = [c.rid for c in must if c.rid in served]
         come += self._early_returns(returns.early(queue), chosen, len(running) + queue.loading)
@@ -197,6 +199,7 @@ class TokenFlowPolicy:
 
     def _hold(
         self,
+        *,
         running: Sequence[RequestView],
         prefilling: Sequence[RequestView],
         waiting: Sequence[RequestView],
@@ -204,9 +207,10 @@ class TokenFlowPolicy:
         publish: tuple[tuple[Rid, int], ...],
         park: tuple[Rid, ...],
         shortage: int,
+        led: float,
     ) -> Plan:
-        """Nobody fits and nobody may be parked for them: in overload most steps are like this, and weighing all that
-        wait would take longer than all the rest of the step."""
+        """Whoever waits, nobody fits, and nobody may be parked for them: in overload most steps are like this, and
+        weighing all that wait would take longer than all the rest of the step."""
         booked = [returns.need_tokens(r) for r in waiting if r.phase is Phase.LOADING]
         stay = len(running) + len(prefilling) - len(park)
         return Plan(
@@ -215,7 +219,7 @@ class TokenFlowPolicy:
             admit=(),
             reserve_tokens=self.config.growth_tokens * stay + sum(booked),
             prefill_tokens=0 if prefilling and shortage <= 0 and self._must_decode_first(running) else None,
-            why={"unserved": len(waiting) - len(booked)},
+            why={"led_by_forecast": led},
         )
 
     def _alone(self, rid: Rid, queue: Queue, view: EngineView) -> Plan:

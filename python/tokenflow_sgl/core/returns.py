@@ -44,7 +44,8 @@ class Queue:
     dry: list[Candidate] = field(default_factory=list)
     other: list[Candidate] = field(default_factory=list)
     early: list[tuple[float, RequestView, Stream]] = field(default_factory=list)  # (slack, ..): not weighed yet
-    ahead_s: float = 0.0  # of engine time before the first early return
+    ahead_s: float = 0.0  # of engine time before the next
+    dry_s: float = 0.0  # of that, for those that are dry
     ahead_tokens: int = 0  # of copies before it
     loads: set[Rid] = field(default_factory=set)
     loading: int = 0
@@ -149,9 +150,17 @@ class Returns:
         group.append(self._candidate(r, s, slack_s, in_s + self.config.overhead_s))
         if way.loads:
             q.loads.add(r.rid)
-        if not s.unstarted and group is not q.held:
-            q.ahead_s += way.compute_s + self.cost.step_s
-            q.ahead_tokens += r.host_hit_tokens if way.loads else 0
+        if s.unstarted or group is q.held:
+            return
+        more_s = way.compute_s + self.cost.step_s
+        if group is q.dry:
+            # They come after those that are due, but some are let in in this step or the next. No more than eps of them
+            # counts: a crowd would make full buffers look due.
+            if q.dry_s >= self.config.eps_s:
+                return
+            q.dry_s += more_s
+        q.ahead_s += more_s
+        q.ahead_tokens += r.host_hit_tokens if way.loads else 0
 
     def _longest_s(self, known: Sequence[tuple[float, RequestView, Stream]], ahead_tokens: int) -> float:
         """Slack with which nobody is due, whichever way each comes in and whoever comes before."""
@@ -181,7 +190,7 @@ class Returns:
         """Memory kept for one that can never fit would be lost to all. It comes in alone at the latest, and then it
         needs no room for the growth of others."""
         waited_s = s.wait_s(self.now_s)
-        if s.buffer is not None and not s.unstarted:
+        if s.buffer is not None and s.buffer.anchor_s is not None:
             waited_s = min(waited_s, -s.buffer.lead_s(self.now_s))  # while there is something to show nobody waits
         return waited_s >= self.config.hold_back_s and r.takes_tokens <= self.view.device_total_tokens
 
@@ -193,12 +202,24 @@ class Returns:
             return None
         if s.buffer is None:
             return q.other
-        return q.dry if s.unstarted or slack_s <= -self.config.eps_s else q.due
+        if s.unstarted:
+            return q.dry
+        # The guide's formula lets nobody gain by being dry: in one line with newcomers such a one would starve.
+        lines_up = self.config.priority != "guide" and slack_s <= -self.config.eps_s
+        return q.dry if lines_up else q.due
 
     def _sort(self, q: Queue, waiting: Sequence[RequestView]) -> None:
         own = {r.rid: -r.priority for r in waiting}
+        started = {r.rid for r in waiting if r.output_tokens}
+        highest = min(own.values(), default=0)
+
+        def place(c: Candidate) -> tuple[float, bool, float, int, Rid]:
+            # Newcomers of a higher priority must not keep an answer that began from ever going on.
+            first = highest if c.holds_back and c.rid in started else own[c.rid]
+            return first, not c.holds_back, -c.priority, c.need_tokens, c.rid
+
         for group in (q.dry, q.other):
-            group.sort(key=lambda c: (own[c.rid], not c.holds_back, -c.priority, c.need_tokens, c.rid))
+            group.sort(key=place)
 
     def way_in(self, r: RequestView, s: Stream, ahead_tokens: int) -> Way:
         cost, host = self.cost, r.host_hit_tokens
@@ -242,8 +263,8 @@ class Returns:
         )
 
     def virtual_slack_s(self, s: Stream) -> float:
-        """Of work without a reader: it falls while it waits, so that none starves."""
-        return max(0.0, self.config.batch_turn_s - s.wait_s(self.now_s))
+        """Of work without a reader: it falls while it waits, below 0 as well, so that none starves."""
+        return self.config.batch_turn_s - s.wait_s(self.now_s)
 
 
 def _by_slack(known: tuple[float, RequestView, Stream]) -> tuple[bool, float, Rid]:

@@ -147,7 +147,8 @@ class Applied:
     """What the last plan came to; an event of the NEXT step.
 
     `admitted` holds (rid, tokens computed in this step, tokens loaded from the host).
-    `prefill_tokens` and `decoding` describe the batch whose time the next Tick carries.
+    `prefill_tokens` and `decoding` describe the batch just formed; `timed` is the same of the batch whose time the next
+    Tick carries, where that is another one: an overlap loop waits for the batch before.
     """
 
     admitted: tuple[tuple[Rid, int, int], ...] = ()
@@ -158,6 +159,12 @@ class Applied:
     unloaded: tuple[Rid, ...] = ()  # loads that failed, came too late, or could not start: recompute
     prefill_tokens: int = 0
     decoding: int = 0
+    timed: tuple[int, int] | None = None
+
+    @property
+    def timed_batch(self) -> tuple[int, int]:
+        """Prefill tokens and decoding streams of the batch whose time the next Tick carries."""
+        return (self.prefill_tokens, self.decoding) if self.timed is None else self.timed
 
 
 Event = Arrived | Emitted | Visible | Reported | Finished | Tick | Applied

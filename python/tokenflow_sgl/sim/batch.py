@@ -45,7 +45,7 @@ class Batcher:
                 ex.join(req)
         ex.prefilled = []
         batch = Batch()
-        mixed = ex.settings.batching == "mixed"
+        mixed = ex.settings.batching != "prefill_first"
         if mixed:
             self._decode(batch)
         if not (ex.prefill_tokens == 0 and ex.running):
@@ -53,6 +53,7 @@ class Batcher:
         if not batch.prefill and not mixed:
             self._decode(batch)
         ex.batch_formed()
+        ex.rode_along = bool(batch.prefill) and batch.decodes and ex.settings.batching == "mixed_chunk"
         return batch
 
     # ---- decoding

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..core import journal
 from ..core.types import Applied, Arrived, Emitted, EngineView, Event, Finished, Plan, Tick
-from .timing import Line, Table
+from .measured import Table
+from .timing import Line
 
 _LEAST = 3  # samples of a batch size
 _KEPT = 0.98  # of the samples, the quickest: the rest are hiccups of the machine

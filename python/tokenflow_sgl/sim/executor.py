@@ -73,6 +73,7 @@ class SimExecutor:
         self.order: tuple[Rid, ...] | None = None
         self.reserve_tokens: int | None = None
         self.prefill_tokens: int | None = None
+        self.rode_along = False  # those who run decoded beside a prompt in the last step
         self.publish_s = 0.0  # of the engine's thread in this step
         self.publishes_s: list[tuple[int, float]] = []
         self._seq = 0
@@ -149,7 +150,7 @@ class SimExecutor:
         return RequestView(
             r.rid, Phase.RUNNING, kv + 1, in_tree, copying, backed,
             (self.memory.pages(kv) - r.in_tree_pages) * self.page + own,
-            0, 0, 0, 0, output, r.max_tokens, output + 1 < r.max_tokens, r.priority,
+            0, 0, 0, 0, output, r.max_tokens, output + 1 < r.max_tokens and not self.rode_along, r.priority,
         )  # fmt: skip
 
     def _derive(self, r: SimRequest) -> tuple[int, int, int]:
@@ -231,7 +232,7 @@ class SimExecutor:
         self.outcome.parked.append(req.rid)
 
     def publish(self, rid: Rid, up_to: int) -> int:
-        req, accepted = self.running.get(rid), 0
+        req, accepted = None if self.rode_along else self.running.get(rid), 0
         if req is not None:
             kv = req.kv_at(self.decodes)
             up_to = min(up_to, kv)

@@ -169,8 +169,8 @@ class Memory:
         return loaded
 
     def _keep_some_free(self) -> None:
-        """As the shipped host tier does: a policy that saw a pool that is full for good would publish nothing more."""
-        reserve = self.tree.host_pages // _RESERVE
+        """A policy that saw a pool that is full for good would publish nothing more."""
+        reserve = self.tree.host_pages // _RESERVE if self.settings.host_reserve else 0
         missing = reserve - self.tree.host_free_pages
         if missing > reserve // 2 and self._now_s >= self._full_until_s and not self.tree.free_host(reserve):
             self._full_until_s = self._now_s + _FULL_S

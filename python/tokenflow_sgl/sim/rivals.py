@@ -30,6 +30,7 @@ class Rival:
     inserts: bool = (
         True  # publishing is an insert in a radix tree on the engine's thread; else blocks are copied as such
     )
+    host_reserve: bool = False
     config: dict[str, Any] = field(default_factory=dict)
     priorities: dict[str, int] = field(default_factory=dict)  # that clients give, by the class of their reader
 
@@ -45,7 +46,7 @@ RIVALS: dict[str, Rival] = {
         "the same with --schedule-conservativeness 0.2", "fcfs", loads="at_admission", conservativeness=0.2
     ),
     "sglang-mixed": Rival(
-        "SGLang with mixed chunked prefill, as Sarathi-Serve", "fcfs", loads="at_admission", batching="mixed"
+        "SGLang with mixed chunked prefill, as Sarathi-Serve", "fcfs", loads="at_admission", batching="mixed_chunk"
     ),
     "sglang-hrrn": Rival("SGLang with --schedule-policy hrrn", "hrrn", loads="at_admission"),
     "sglang-priority": Rival(
@@ -60,17 +61,23 @@ RIVALS: dict[str, Rival] = {
     ),
     "andes": Rival("Andes v2: QoE knapsack, swap or recompute", "andes", copies="at_park"),
     "vlt": Rival("SuperInfer's rotation by virtual lag time", "vlt", batching="mixed", inserts=False),
-    "tokenflow-paper": Rival("TokenFlow as the paper describes it", "tokenflow-paper"),
-    "tokenflow-guide": Rival("TokenFlow with the guide's priority to the letter", "tokenflow-guide"),
-    "tokenflow-mixed": Rival("ours with --enable-mixed-chunk", "tokenflow", batching="mixed"),
-    "tokenflow": Rival("ours", "tokenflow"),
+    "tokenflow-paper": Rival("TokenFlow as the paper describes it", "tokenflow-paper", host_reserve=True),
+    "tokenflow-guide": Rival("TokenFlow with the guide's priority to the letter", "tokenflow-guide", host_reserve=True),
+    "tokenflow-mixed": Rival("ours with --enable-mixed-chunk", "tokenflow", batching="mixed_chunk", host_reserve=True),
+    "tokenflow": Rival("ours", "tokenflow", host_reserve=True),
 }
 # The paper's ablation, as the live servers' names (bench/servers.py).
 ABLATIONS: dict[str, Rival] = {
-    "tokenflow-no-offload": Rival("ours, what leaves the device is computed again", "tokenflow", copies="none"),
-    "tokenflow-no-publishing": Rival("ours, copied when parked", "tokenflow", copies="at_park"),
-    "tokenflow-no-overlap": Rival("ours, loaded by the forward that needs it", "tokenflow", loads="at_admission"),
-    "tokenflow-no-forecast": Rival("ours, without the burst forecast", "tokenflow", config={"forecast_s": 0.0}),
+    "tokenflow-no-offload": Rival(
+        "ours, what leaves the device is computed again", "tokenflow", host_reserve=True, copies="none"
+    ),
+    "tokenflow-no-publishing": Rival("ours, copied when parked", "tokenflow", host_reserve=True, copies="at_park"),
+    "tokenflow-no-overlap": Rival(
+        "ours, loaded by the forward that needs it", "tokenflow", host_reserve=True, loads="at_admission"
+    ),
+    "tokenflow-no-forecast": Rival(
+        "ours, without the burst forecast", "tokenflow", host_reserve=True, config={"forecast_s": 0.0}
+    ),
 }
 TWO_POOLS = "distserve"  # not on the seam: two engines (two_pools.py)
 

@@ -3,8 +3,9 @@
 Owns the clock and the order of a pass. Decides nothing. Invariant: the same requests, settings, timing and policy give
 the same run, byte for byte.
 
-A pass is SGLang's normal loop: the clock, arrivals, drive_step, a batch, its results. What was prefilled joins those
-who decode in the NEXT pass, after the policy has looked.
+The order of a pass is that of SGLang's normal loop: the clock, arrivals, drive_step, a batch, its results. What was
+prefilled joins those who decode in the NEXT pass, after the policy has looked. Whether the work of the CPU is hidden
+behind the GPU's, as in the overlap loop, is the timing model's to say.
 """
 
 from __future__ import annotations

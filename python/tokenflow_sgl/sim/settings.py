@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BATCHINGS = ("prefill_first", "mixed")
+BATCHINGS = ("prefill_first", "mixed", "mixed_chunk")
 COPIES = ("ahead", "at_park", "none")
 LOADS = ("ahead", "at_admission")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """batching: `prefill_first` runs prompts alone, as SGLang does; `mixed` lets streams decode in the same step.
+    """batching: `prefill_first` runs prompts alone, as SGLang does; `mixed` lets streams decode in the same step;
+    `mixed_chunk` does so as SGLang's --enable-mixed-chunk: who decoded beside a prompt cannot be parked right after.
 
     copies: when KV goes to the host: `ahead` as soon as it is in the tree, `at_park`, or `none` (no host tier).
     loads: `ahead` of admission, asked for by the policy, or `at_admission`, whose forward waits for it.
+    host_reserve: whether a part of the host pool is kept free, as by the shipped host tier (adapter/kv.py).
     inserts: whether a publish is an insert in a radix tree, which takes the engine's thread.
     conservativeness: SGLang's --schedule-conservativeness, a factor on the future that its own admission reserves.
     """
@@ -33,6 +35,7 @@ class EngineSettings:
     loads: str = "ahead"
     conservativeness: float = 1.0
     inserts: bool = True
+    host_reserve: bool = False
     load_slots: int = 3
 
     def __post_init__(self) -> None:

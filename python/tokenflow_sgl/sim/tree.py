@@ -284,7 +284,7 @@ class PrefixTree:
             if used != node.used:
                 self._offer_host(node)
                 continue
-            if node.locks or node in keep:
+            if node.locks or node.device or node in keep:  # upstream frees no copy of what the device has too
                 kept.append(entry)
                 continue
             self._drop_host(node, min(node.host, pages - self.host_free_pages))

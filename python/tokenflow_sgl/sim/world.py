@@ -44,6 +44,7 @@ class World:
             loads=rival.loads,
             conservativeness=rival.conservativeness,
             inserts=rival.inserts,
+            host_reserve=rival.host_reserve,
         )
 
 

@@ -104,7 +104,7 @@ class Andes:
 
     def _applied(self, event: Applied) -> None:
         self.steps += 1
-        self._last_batch = (event.prefill_tokens, event.decoding)
+        self._last_batch = event.timed_batch
         for rid in event.parked:
             k = self.known.get(rid)
             if k is not None and k.running:

@@ -137,7 +137,7 @@ class PaperTokenFlow:
                 self.queued_s += _GAIN * (s.wait_s(self.now_s) - self.queued_s)
             self.streams.admit(rid)
             self.publisher.admitted(rid)
-        self._last_batch = (event.prefill_tokens, event.decoding)
+        self._last_batch = event.timed_batch
 
     # ---- plan
 
@@ -220,15 +220,15 @@ class PaperTokenFlow:
         members = room.active + len(room.loading) + len(room.held)
         new = [r for r in room.waiting if r.output_tokens == 0]
         members += len(room.waiting) - len(new)
-        return new[: max(0, math.ceil(wanted - members))]
+        return [r for r in new[: max(0, math.ceil(wanted - members))] if self._can_come(r, room)]
 
     def _parked(self, room: Room) -> list[RequestView]:
-        found = []
-        for r in room.waiting:
-            s = self.streams.by_rid.get(r.rid)
-            if r.output_tokens and s is not None and (room.can_load or not self._loads(r, s, room)):
-                found.append(r)
-        return found
+        return [r for r in room.waiting if r.output_tokens and self._can_come(r, room)]
+
+    def _can_come(self, r: RequestView, room: Room) -> bool:
+        """Not while it wants a transfer and none may start."""
+        s = self.streams.by_rid.get(r.rid)
+        return s is not None and (room.can_load or not self._loads(r, s, room))
 
     def _may_go(self, r: RequestView) -> bool:
         """Its buffer lasts, mu times over, for going out, coming back, and waiting for the schedule that decides so."""

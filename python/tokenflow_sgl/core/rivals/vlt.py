@@ -96,7 +96,7 @@ class VirtualLag:
             self.cost.load.learn(tokens, seconds)
 
     def _applied(self, event: Applied) -> None:
-        self._last_batch = (event.prefill_tokens, event.decoding)
+        self._last_batch = event.timed_batch
         self.decodes += event.decoding > 0
         for rid in event.parked:
             turn = self.turns.get(rid)
