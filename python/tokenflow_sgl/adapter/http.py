@@ -1,4 +1,4 @@
-"""The bridge in front of SGLang's generating routes: read rates, request ids and their reply header.
+"""The bridge in front of SGLang's generating routes: read rates, request ids, ack tokens and their reply headers.
 
 Owns the rewriting of request bodies; owns no route (see routes.py) and no rule about rates or ids (rates.py, rids.py).
 Invariant: a request that the bridge does not understand (other routes, bodies that are no JSON object, compressed
@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from . import rates, rids
+from .acks import MAX_INDEX, AckBook
 from .rates import BadField
 
 Message = MutableMapping[str, Any]
@@ -29,6 +30,7 @@ CHAT = "/v1/chat/completions"
 GENERATE = "/generate"
 ROUTES = {CHAT: ("POST",), "/v1/completions": ("POST",), GENERATE: ("POST", "PUT")}
 RID_HEADER = b"x-tokenflow-request-id"
+ACK_TOKEN_HEADER = b"x-tokenflow-ack-token"
 # Upstream's own way to set the id by header; it wins over the body, so it is what the scheduler will know.
 RID_OVERRIDE_HEADER = "x-override-rid"
 
@@ -38,12 +40,13 @@ class Server:
     """What the bridge must know of the server it stands in front of.
 
     live_rids: ids in use. reasoning_parser: reasoning is split off, and can therefore be withheld.
-    rid_override: upstream reads the id from a header.
+    rid_override: upstream reads the id from a header. acks: where streams are opened for reports of consumption.
     """
 
     live_rids: Container[str]
     reasoning_parser: bool = False
     rid_override: bool = False
+    acks: AckBook | None = None
 
 
 def error_content(error: BadField) -> dict[str, Any]:
@@ -70,14 +73,24 @@ class Bridge:
             await self.app(scope, _replay(messages, receive), send)
             return
         self.bridged_requests += 1
+        server = self.server()
         try:
-            rid = rewrite(route, scope["headers"], parsed, self.server())
+            rid = rewrite(route, scope["headers"], parsed, server)
         except BadField as error:
             await _refuse(send, error)
             return
         body = orjson.dumps(parsed)
         replay = _replay([{"type": "http.request", "body": body, "more_body": False}], receive)
-        await self.app(_with_length(scope, len(body)), replay, _naming(rid, send))
+        headers = [] if rid is None else [(RID_HEADER, rids.header_value(rid))]
+        if rid is None or server.acks is None or not _is_true(parsed.get("stream")):
+            await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, send))
+            return
+        token = server.acks.open(rid, choices_of(route, parsed))
+        headers.append((ACK_TOKEN_HEADER, token.encode()))
+        try:
+            await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, send))
+        finally:
+            server.acks.close(rid, token)
 
 
 def rewrite(route: str, headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Server) -> str | None:
@@ -96,18 +109,31 @@ def rewrite(route: str, headers: list[tuple[bytes, bytes]], body: dict[str, Any]
         and _is_false(body.get("stream_reasoning", True))
         and _is_true(body.get("separate_reasoning", True))
     )
-    _put(route, body, rates.declare(rate, stream=stream, withheld=withheld and stream))
-    return _name(headers, body, server)
+    rid = _name(headers, body, server)
+    declared = rates.declare(rate, stream=stream, withheld=withheld and stream)
+    params = {} if declared is None else declared.to_params()
+    if stream and rid is not None and choices_of(route, body) > 1:
+        params["parent"] = rid
+    _put(route, body, params)
+    return rid
 
 
-def _put(route: str, body: dict[str, Any], declared: rates.Declared | None) -> None:
+def choices_of(route: str, body: dict[str, Any]) -> int:
+    """How many answers a request has: n for each of its prompts. 1 where upstream will refuse what it says."""
+    holder = body.get("sampling_params") if route == GENERATE else body
+    n = holder.get("n") if isinstance(holder, dict) else None
+    each = n if type(n) is int and n > 0 else 1
+    return min(each * _prompts(body), MAX_INDEX + 1)
+
+
+def _put(route: str, body: dict[str, Any], said: dict[str, Any]) -> None:
     """Set custom_params["tokenflow"] wherever upstream takes custom_params from; the client's other params stay.
 
     /generate takes them from sampling_params, one dict or one per prompt; all items of a batch share one reader.
     Values of a type that upstream refuses are left as they are, for its own error.
     """
     if route == GENERATE:
-        if body.get("sampling_params") is None and declared is not None:
+        if body.get("sampling_params") is None and said:
             body["sampling_params"] = {}
         params = body.get("sampling_params")
         holders = params if isinstance(params, list) else [params]
@@ -123,8 +149,8 @@ def _put(route: str, body: dict[str, Any], declared: rates.Declared | None) -> N
                 custom[rates.PARAMS_KEY],
                 f"only what the server writes there; declare a rate in {rates.BODY_FIELD}.read_rate",
             )
-        if declared is not None and (custom is None or isinstance(custom, dict)):
-            holder["custom_params"] = {**(custom or {}), rates.PARAMS_KEY: declared.to_params()}
+        if said and (custom is None or isinstance(custom, dict)):
+            holder["custom_params"] = {**(custom or {}), rates.PARAMS_KEY: said}
 
 
 def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Server) -> str | None:
@@ -143,8 +169,15 @@ def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Serv
 
 def _is_batch(body: dict[str, Any]) -> bool:
     """Whether the request holds several prompts: a list of texts, or a list of lists of token ids."""
-    prompts = next((body[key] for key in ("text", "input_ids", "input_embeds", "prompt") if body.get(key)), None)
-    return isinstance(prompts, list) and isinstance(prompts[0], str | list)
+    return isinstance(_prompt(body), list) and isinstance(_prompt(body)[0], str | list)
+
+
+def _prompts(body: dict[str, Any]) -> int:
+    return len(_prompt(body)) if _is_batch(body) else 1
+
+
+def _prompt(body: dict[str, Any]) -> Any:
+    return next((body[key] for key in ("text", "input_ids", "input_embeds", "prompt") if body.get(key)), None)
 
 
 def _route(scope: MutableMapping[str, Any]) -> str | None:
@@ -194,13 +227,13 @@ def _with_length(scope: MutableMapping[str, Any], length: int) -> MutableMapping
     return {**scope, "headers": [*headers, (b"content-length", b"%d" % length)]}
 
 
-def _naming(rid: str | None, send: Send) -> Send:
-    if rid is None:
+def _with_headers(headers: list[tuple[bytes, bytes]], send: Send) -> Send:
+    if not headers:
         return send
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (RID_HEADER, rids.header_value(rid))]}
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
         await send(message)
 
     return named

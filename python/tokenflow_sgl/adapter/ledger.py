@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.types import Applied, Arrived, Emitted, Event, Finished, Rid, Tick, Visible
+from ..core.types import Applied, Arrived, Emitted, Event, Finished, Reported, Rid, Tick, Visible
 
 _TRANSITIONS_KEPT = 4096
 COUNTERS = (
     *("parks", "returns", "late_returns", "reprefilled_tokens", "published_tokens", "stored_tokens", "loaded_tokens"),
     *("publishes", "publishes_led_by_forecast"),
     *("loads", "loads_given_up", "loads_failed", "stores_failed", "copies_overdue", "copy_waits"),
-    *("parked_pages", "parked_pages_on_host", "aborts"),
+    *("parked_pages", "parked_pages_on_host", "aborts", "acks"),
 )
 
 
@@ -39,6 +39,7 @@ class Ledger:
         self._events: list[Event] = []
         self._before_applied = 0  # of these, how many were there when the step's batch was formed
         self._withheld: dict[Rid, Any] = {}
+        self._children: dict[Rid, list[Rid | None]] = {}  # by the id their client knows: choices in order, None = ended
         self._members: list[Any] = []  # the batch of the last emission, and its ids
         self._rids: tuple[Rid, ...] = ()
 
@@ -50,6 +51,8 @@ class Ledger:
 
     def arrived(self, event: Arrived, req: Any) -> None:
         self._events.append(event)
+        if req.tokenflow.parent is not None:
+            self._children.setdefault(req.tokenflow.parent, []).append(event.rid)
         if event.withheld:
             self._withheld[event.rid] = req
 
@@ -74,14 +77,33 @@ class Ledger:
                 self._events.append(Visible(rid, len(req.output_ids)))
                 del self._withheld[rid]
 
+    def reported(self, rid: Rid, index: int, consumed_tokens: int) -> None:
+        """Of choice `index` of the request that its client knows as `rid`; nobody's where it has ended."""
+        children = self._children.get(rid)
+        if children is None:
+            child = rid if index == 0 else None
+        else:
+            child = children[index] if index < len(children) else None
+        if child is not None:
+            self.counters["acks"] += 1
+            self._events.append(Reported(child, consumed_tokens))
+
     def finished(self, req: Any) -> None:
         state = req.tokenflow
         if state.gone or not state.arrived:
             return
         state.gone = True
+        self._forget_child(state.parent, req.rid)
         self._withheld.pop(req.rid, None)
         self._events.append(Finished(req.rid))
         self.transition(req.rid, "finish", len(req.output_ids))
+
+    def _forget_child(self, parent: Rid | None, rid: Rid) -> None:
+        children = self._children.get(parent) if parent is not None else None
+        if children is not None and rid in children:
+            children[children.index(rid)] = None
+            if not any(children):
+                del self._children[parent]
 
     def transition(self, rid: Rid, what: str, tokens: int) -> None:
         self.seq += 1

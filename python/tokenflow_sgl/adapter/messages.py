@@ -6,7 +6,7 @@ zmq, so no decoder of another process has to know it.
 
 from __future__ import annotations
 
-from sglang.srt.managers.io_struct import BaseReq
+from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 # The `rid` of a GetInternalStateReq that asks for our state. Upstream's own `/server_info` sends the same request
 # without it and needs no admin key: the scheduler answers with the streams of all clients only when it is ours.
@@ -23,6 +23,21 @@ def state_since(rid: object) -> int | None:
     if not isinstance(rid, str) or not rid.startswith(_STATE_RID):
         return None
     return int(rid.removeprefix(_STATE_RID))
+
+
+class AckReq(BaseReq, kw_only=True):
+    """What clients say they have consumed: (id as the client knows it, index of the choice, tokens), in order.
+
+    From the HTTP process over upstream's own socket, behind the request it is about; then broadcast with the requests
+    of an iteration, so that every rank hears it in the same step.
+    """
+
+    acks: tuple[tuple[str, int, int], ...] = ()
+
+
+def register() -> None:
+    """In every process that decodes messages: one that does not know a type cannot read it, and dies."""
+    hook_custom_types(AckReq)
 
 
 class TickReq(BaseReq, kw_only=True):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import args, checks, hooks, rids
+from . import args, checks, hooks, messages, rids
 
 ENV_ENABLE = "TOKENFLOW_ENABLE"  # inherited by spawned children: the one switch
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -24,7 +24,8 @@ ABORT_TASK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abor
 
 # Process titles upstream sets before it loads plugins. These two need nothing of ours, and importing the scheduler
 # there would cost them a gigabyte of address space and seconds of start.
-_BYSTANDERS = ("sglang::detokenizer", "sglang::data_parallel_controller")
+_DP_CONTROLLER = "sglang::data_parallel_controller"
+_BYSTANDERS = ("sglang::detokenizer", _DP_CONTROLLER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,11 @@ def register() -> None:
     from tokenflow_sgl.platform import cpu_host_pool
 
     cpu_host_pool.register()
-    if not enabled() or _is_bystander() or _installed:
+    if not enabled() or _installed:
+        return
+    if _is_bystander():
+        if _title() == _DP_CONTROLLER:  # it reads and forwards every message, ours as well
+            messages.register()
         return
     try:
         _register()
@@ -65,6 +70,7 @@ def _register() -> None:
         raise SystemExit("\n".join(problems))
     from .scheduler import TokenFlowScheduler
 
+    messages.register()
     _install(
         Install(SCHEDULER, TokenFlowScheduler, "REPLACE"),
         Install("sglang.srt.server_args.ServerArgs.add_cli_args", args.after_add_cli_args, "AFTER"),
@@ -161,9 +167,13 @@ def _hooks_around(target: Any) -> Iterator[Any]:
 
 
 def _is_bystander() -> bool:
+    return _title() in _BYSTANDERS
+
+
+def _title() -> str:
     import setproctitle
 
-    return setproctitle.getproctitle() in _BYSTANDERS
+    return str(setproctitle.getproctitle())
 
 
 def run_scheduler_process(*positional: Any, **named: Any) -> Any:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.listening import MAX_RATE_TOK_S, MIN_RATE_TOK_S
+
 HEADER = "x-tokenflow-read-rate"
 BODY_FIELD = "tokenflow"
 PARAMS_KEY = "tokenflow"
-MIN_RATE_TOK_S = 0.1
-MAX_RATE_TOK_S = 1000.0
 VALID_RATE = f'a number of tokens/s from {MIN_RATE_TOK_S:g} to {MAX_RATE_TOK_S:g}, or "inf"'
 
 # ASCII digits only: float() would also take full-width digits, '1_0' and ' 8'.
@@ -49,6 +49,13 @@ class Declared:
         if self.rate_tok_s is not None:
             out["rate"] = "inf" if math.isinf(self.rate_tok_s) else self.rate_tok_s
         return out
+
+
+def parent_of(custom_params: Any) -> str | None:
+    """The id under which the client knows a request that upstream gave an id of its own (n > 1, lists of prompts)."""
+    said = custom_params.get(PARAMS_KEY) if isinstance(custom_params, Mapping) else None
+    parent = said.get("parent") if isinstance(said, Mapping) else None
+    return parent if isinstance(parent, str) else None
 
 
 def _in_bounds(field: str, shown: Any, rate: float) -> float:

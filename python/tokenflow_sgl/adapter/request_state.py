@@ -19,6 +19,7 @@ class RequestState:
     read_rate_tok_s: float | None
     withheld: bool
     parkable: bool  # as far as the request's own features decide
+    parent: str | None = None  # the id its client knows, where upstream made one of its own
     arrived: bool = False
     gone: bool = False
     admitted: bool = False  # holds, or held since it last waited, memory of its own
@@ -41,7 +42,10 @@ class RequestState:
         reader = ReaderClass(said.reader)
         rate = said.rate_tok_s if reader is ReaderClass.READER else None
         withheld = said.withheld and reader is ReaderClass.READER and bool(req.require_reasoning)
-        return cls(reader, rate, withheld, _parkable(req))
+        # Upstream warms the cache for n > 1 with a request of no tokens: it is none of the choices.
+        is_choice = req.stream and int(req.sampling_params.max_new_tokens or 0) > 0
+        parent = rates.parent_of(req.sampling_params.custom_params) if is_choice else None
+        return cls(reader, rate, withheld, _parkable(req), parent)
 
     def arrival(self, req: Any) -> Arrived:
         return Arrived(

@@ -1,22 +1,25 @@
-"""GET /tokenflow/state and GET /tokenflow/config, and the installation of bridge and routes on SGLang's app.
+"""POST /tokenflow/ack, GET /tokenflow/state and GET /tokenflow/config, and the installation of bridge and routes.
 
-Owns what the HTTP process tells; the facts are the scheduler's. Invariant: both routes need the admin key if one is set
-(else the API key, if one is set): they show what all clients are doing.
+Owns what the HTTP process tells and hears; the facts are the scheduler's. Invariant: what shows what all clients are
+doing needs the admin key if one is set (else the API key, if one is set); acks need the API key, and their token.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
-from fastapi import FastAPI
+import orjson
+from fastapi import FastAPI, Request
 from fastapi.responses import ORJSONResponse
 from starlette.middleware import Middleware
 
-from . import args, messages, rates
+from . import acks, args, messages, rates
 from .http import Bridge, Server, error_content
 
 logger = logging.getLogger(__name__)
+_MAX_ACK_BYTES = 1 << 20
 _MAX_SEQ = 2**62  # a larger `since` cannot be the number of any transition
 
 
@@ -64,6 +67,32 @@ async def tokenflow_state(since: str | None = None) -> ORJSONResponse:
     return ORJSONResponse(state_body([r.internal_state for r in replies], after))
 
 
+async def tokenflow_ack(request: Request) -> ORJSONResponse:
+    """Verdicts item by item, 200; 400 for a body that holds something else than reports, and then none counts."""
+    try:
+        items = acks.items_of(await _json_of(request))
+        taken, verdicts = _acks.judge(items, time.monotonic())
+    except rates.BadField as error:
+        return ORJSONResponse(status_code=400, content=error_content(error))
+    if taken:
+        heard = tuple((ack.rid, ack.index, ack.consumed_tokens) for ack in taken)
+        await _tokenizer_manager()._async_dispatch_to_scheduler(messages.AckReq(acks=heard))
+    return ORJSONResponse({"acks": verdicts})
+
+
+async def _json_of(request: Request) -> Any:
+    """Raises BadField."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_ACK_BYTES:
+            raise rates.BadField("body", f"{len(body)} bytes and more", f"up to {_MAX_ACK_BYTES} bytes")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise rates.BadField("body", body[:64].decode("latin-1"), "a JSON object") from error
+
+
 async def tokenflow_config() -> ORJSONResponse:
     from . import hooks, plugin
 
@@ -76,7 +105,11 @@ async def tokenflow_config() -> ORJSONResponse:
             "script": settings.script_path,
             "release": hooks.installed_release(),
             "read_rate": {"min_tok_s": rates.MIN_RATE_TOK_S, "max_tok_s": rates.MAX_RATE_TOK_S},
-            "http": {"hooks": plugin.in_force(), "bridged_requests": bridge_of_app().bridged_requests},
+            "http": {
+                "hooks": plugin.in_force(),
+                "bridged_requests": bridge_of_app().bridged_requests,
+                "acks": {"accepted": _acks.accepted, "refused": _acks.refused, "streams": len(_acks)},
+            },
         }
     )
 
@@ -88,8 +121,10 @@ def add_routes(app: FastAPI) -> None:
 
     for path, endpoint in (("/tokenflow/state", tokenflow_state), ("/tokenflow/config", tokenflow_config)):
         app.add_api_route(path, auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint), methods=["GET"])
+    app.add_api_route("/tokenflow/ack", tokenflow_ack, methods=["POST"])
 
 
+_acks = acks.AckBook()
 _installed: list[Bridge] = []
 
 
@@ -112,6 +147,7 @@ def _server() -> Server:
         live_rids=manager.rid_to_state,
         reasoning_parser=bool(manager.config_value("reasoning_parser")),
         rid_override=bool(envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()),
+        acks=_acks,
     )
 
 

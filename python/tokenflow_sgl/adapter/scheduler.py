@@ -28,7 +28,7 @@ from .args import settings_of
 from .executor import SglangExecutor
 from .kv import HostTier
 from .ledger import Ledger
-from .messages import TickReq, state_since
+from .messages import AckReq, TickReq, state_since
 from .metrics import SchedulerMetrics
 from .request_state import RequestState
 from .rids import live_requests, only_exact
@@ -99,7 +99,7 @@ class TokenFlowScheduler(Scheduler):
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
-        self._request_dispatcher += TypeBasedDispatcher([(TickReq, self._on_tick)])
+        self._request_dispatcher += TypeBasedDispatcher([(TickReq, self._on_tick), (AckReq, self._on_acks)])
 
     def init_metrics_reporter(self) -> None:
         super().init_metrics_reporter()
@@ -139,6 +139,10 @@ class TokenFlowScheduler(Scheduler):
     def _on_tick(self, tick: TickReq) -> None:
         self._timings()  # those of other ranks are nobody's
         self.ledger.tick(Tick(tick.now_s, tick.last_step_s, tick.stores_s, tick.loads_s, tick.publishes_s))
+
+    def _on_acks(self, req: AckReq) -> None:
+        for rid, index, consumed_tokens in req.acks:
+            self.ledger.reported(rid, index, consumed_tokens)
 
     # ---- requests come and go
 

@@ -9,6 +9,11 @@ Without reports, C grows at R from the first delivered token and is capped by G:
 
 A reader who runs dry waits: the anchor moves to the moment the next token arrives, else the model would let it
 catch up on tokens that did not exist while it was waiting.
+
+A report puts the anchor where the client says it is, and two of them tell how fast it reads (listening.py). A client
+that reported and falls silent is taken to have stopped some reports later: a hidden tab reads nothing.
+
+    C(t) = min(G, anchor_tokens + R * min(t - anchor_s, patience_s))
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .listening import Listening
 from .types import Rid
 
 
@@ -29,6 +35,8 @@ class ClientBuffer:
     hidden_tokens: int = 0  # withheld reasoning: emitted, never shown
     anchor_s: float | None = None  # None until the first visible token
     anchor_tokens: float = 0.0
+    patience_s: float = math.inf  # past the anchor, for which it is believed to read on without a report
+    listening: Listening | None = None  # None until the first report
 
     def emit(self, now_s: float, output_tokens: int) -> None:
         """`output_tokens` is cumulative, as the engine counts; it never falls."""
@@ -37,36 +45,41 @@ class ClientBuffer:
             return
         if self.anchor_s is None:
             self.anchor_s = now_s
-        elif self.anchor_tokens + self.rate_tok_s * (now_s - self.anchor_s) >= self.generated_tokens:
+        elif self._read(now_s) >= self.generated_tokens:
             self.anchor_s, self.anchor_tokens = now_s, float(self.generated_tokens)
         self.generated_tokens = generated
 
     def emit_run(self, last_s: float, output_tokens: int) -> bool:
         """Take the end of a run of emissions at once. False when the reader may have run dry on the way: then nothing
         changed and the run must be emitted step by step."""
-        if (
-            self.anchor_s is None
-            or self.anchor_tokens + self.rate_tok_s * (last_s - self.anchor_s) >= self.generated_tokens
-        ):
+        if self.anchor_s is None or self._read(last_s) >= self.generated_tokens:
             return False
         self.generated_tokens = max(self.generated_tokens, output_tokens - self.hidden_tokens)
         return True
 
     def report(self, now_s: float, consumed_tokens: int) -> None:
-        """Re-anchor on what the client says; clamped to 0..G and never backwards."""
+        """Re-anchor on what the client says, clamped to 0..G and never backwards, and learn from it."""
         if self.anchor_s is None:
             return
-        consumed = max(min(float(consumed_tokens), float(self.generated_tokens)), self.consumed_tokens(self.anchor_s))
+        if self.listening is None:
+            self.listening = Listening(self.rate_tok_s)
+        said = min(float(consumed_tokens), float(self.generated_tokens))
+        consumed = max(said, self.listening.tokens if self.listening.reports else self.consumed_tokens(self.anchor_s))
+        dry_s = self.runs_dry_at_s()
+        self.rate_tok_s = self.listening.hear(now_s, consumed, ran_dry=consumed >= self.generated_tokens)
+        self.patience_s = self.listening.patience_s
         if consumed < self.generated_tokens:
             self.anchor_s, self.anchor_tokens = now_s, consumed
         else:  # for how long it has been dry must not be forgotten over the report of it
-            self.anchor_s, self.anchor_tokens = min(now_s, self.runs_dry_at_s()), consumed
+            self.anchor_s, self.anchor_tokens = min(now_s, dry_s), consumed
+
+    def _read(self, now_s: float) -> float:
+        """Tokens it would have read by now, however few there are."""
+        assert self.anchor_s is not None
+        return self.anchor_tokens + self.rate_tok_s * min(max(0.0, now_s - self.anchor_s), self.patience_s)
 
     def consumed_tokens(self, now_s: float) -> float:
-        if self.anchor_s is None:
-            return 0.0
-        read = self.anchor_tokens + self.rate_tok_s * max(0.0, now_s - self.anchor_s)
-        return min(float(self.generated_tokens), read)
+        return 0.0 if self.anchor_s is None else min(float(self.generated_tokens), self._read(now_s))
 
     def buffer_tokens(self, now_s: float) -> float:
         """B = G - C, in tokens."""
@@ -80,6 +93,8 @@ class ClientBuffer:
         if self.anchor_s is None:
             return 0.0
         past_s = now_s - self.anchor_s
+        if past_s > self.patience_s:
+            past_s = self.patience_s
         left = self.generated_tokens - self.anchor_tokens
         if past_s > 0.0:
             left -= self.rate_tok_s * past_s
@@ -87,10 +102,14 @@ class ClientBuffer:
 
     def lead_s(self, now_s: float) -> float:
         """Slack, or, below 0, for how long the reader has had nothing to show. 0 before the first token."""
-        return 0.0 if self.anchor_s is None else self.runs_dry_at_s() - now_s
+        if self.anchor_s is None:
+            return 0.0
+        slack_s = self.slack_s(now_s)
+        return slack_s if slack_s > 0.0 else min(0.0, self.runs_dry_at_s() - now_s)
 
     def runs_dry_at_s(self) -> float:
-        """The moment slack reaches 0 if nothing more is emitted; minus infinity before the first token."""
+        """The moment slack reaches 0 if nothing more is emitted and the client goes on reading; minus infinity before
+        the first token."""
         if self.anchor_s is None:
             return -math.inf
         return self.anchor_s + (self.generated_tokens - self.anchor_tokens) / self.rate_tok_s
