@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tokenflow_sgl.adapter import rates
+from tokenflow_sgl.adapter.acks import AckBook
 from tokenflow_sgl.adapter.http import Bridge, Server
 
 CHAT = "/v1/chat/completions"
@@ -244,8 +245,8 @@ def test_forged_scheduler_params_are_refused(path: str) -> None:
 
 
 def test_every_item_of_a_generate_batch_carries_the_rate() -> None:
-    one = {"class": "reader", "withheld": False, "rate": 8.0}
-    rate = {"stream": True, "text": ["a", "b"], "tokenflow": {"read_rate": 8}}
+    one = {"class": "reader", "withheld": False, "rate": 8.0, "parent": "mine"}
+    rate = {"stream": True, "rid": "mine", "text": ["a", "b"], "tokenflow": {"read_rate": 8}}
     assert Exchange(rate, path=GENERATE).app.json["sampling_params"] == {"custom_params": {"tokenflow": one}}
     lists = {**rate, "sampling_params": [{"n": 2}, {"n": 2, "custom_params": {"k": 1}}]}
     first, second = Exchange(lists, path=GENERATE).app.json["sampling_params"]
@@ -448,3 +449,62 @@ def test_scheduler_reads_what_the_bridge_wrote() -> None:
 def test_a_list_of_ids_for_one_prompt_is_refused_before_the_response_begins(body: dict[str, Any]) -> None:
     for ids in (["a"], []):
         assert Exchange({**body, "rid": ids}, path=GENERATE).error["param"] == "rid"
+
+
+# ---- ack tokens
+
+
+def with_acks() -> tuple[Server, AckBook]:
+    book = AckBook()
+    return Server(live_rids=(), acks=book), book
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, GENERATE])
+def test_a_stream_is_given_an_ack_token_that_is_good_while_it_lives(path: str) -> None:
+    server, book = with_acks()
+    seen: list[int] = []
+    opened = book.open
+
+    def open_(rid: str, choices: int = 1) -> str:
+        token = opened(rid, choices)
+        seen.append(len(book))
+        return token
+
+    book.open = open_  # type: ignore[method-assign]
+    exchange = Exchange({"prompt": "x", "stream": True, "rid": "mine"}, path=path, server=server)
+    token = exchange.header(b"x-tokenflow-ack-token")
+    assert token is not None and len(token) >= 32 and seen == [1]
+    assert len(book) == 0, "the stream has ended"
+
+
+def test_what_is_not_streamed_or_refused_has_no_ack_token() -> None:
+    server, book = with_acks()
+    assert Exchange({"stream": False}, server=server).header(b"x-tokenflow-ack-token") is None
+    assert Exchange({"stream": True, "tokenflow": {"read_rate": 0}}, server=server).status == 400
+    assert len(book) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "choices"),
+    [
+        (CHAT, {"n": 3}, 3),
+        (CHAT, {"n": "3"}, 1),  # upstream's to judge; its other choices cannot be reported
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 1),
+        (GENERATE, {"text": "a", "sampling_params": {"n": 2}}, 2),
+        (GENERATE, {"text": ["a", "b"], "sampling_params": [{"n": 2}, {"n": 2}]}, 4),
+        (GENERATE, {"text": "a"}, 1),
+    ],
+)
+def test_a_request_of_several_answers_can_be_reported_by_choice(path: str, body: dict[str, Any], choices: int) -> None:
+    server, book = with_acks()
+    counts: list[int] = []
+    opened = book.open
+    book.open = lambda rid, n=1: counts.append(n) or opened(rid, n)  # type: ignore[method-assign,func-returns-value]
+    exchange = Exchange({"stream": True, "rid": "mine", **body}, path=path, server=server)
+    assert counts == [choices]
+    holder = exchange.app.json.get("sampling_params") if path == GENERATE else exchange.app.json
+    holder = holder[0] if isinstance(holder, list) else holder
+    said = ((holder or {}).get("custom_params") or {}).get("tokenflow") or {}
+    assert said.get("parent") == ("mine" if choices > 1 else None)
+    assert rates.parent_of({"tokenflow": said}) == said.get("parent")

@@ -14,12 +14,14 @@ def arrival(rid: str) -> Arrived:
 
 def test_an_arrival_while_the_batch_was_formed_is_told_before_the_admission_in_it() -> None:
     ledger = Ledger()
-    request = SimpleNamespace(rid="grammar", output_ids=[1], finished_reason=None)
+    request = SimpleNamespace(
+        rid="grammar", output_ids=[1], finished_reason=None, tokenflow=SimpleNamespace(parent=None)
+    )
     ledger.arrived(arrival("grammar"), request)
     ledger.applied([("grammar", 10, 0)], [], prefill_tokens=10, decoding=0)
     ledger.emitted([request])
     ledger.tick(Tick(1.0))
-    ledger.arrived(arrival("next"), None)
+    ledger.arrived(arrival("next"), request)
     events = ledger.drain()
     assert [type(e) for e in events] == [Arrived, Applied, Tick, Emitted, Arrived]
     assert [e.rid for e in events if isinstance(e, Arrived)] == ["grammar", "next"]

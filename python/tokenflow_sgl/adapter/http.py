@@ -121,6 +121,7 @@ def rewrite(route: str, headers: list[tuple[bytes, bytes]], body: dict[str, Any]
 def choices_of(route: str, body: dict[str, Any]) -> int:
     """How many answers a request has: n for each of its prompts. 1 where upstream will refuse what it says."""
     holder = body.get("sampling_params") if route == GENERATE else body
+    holder = holder[0] if isinstance(holder, list) and holder else holder  # one for each prompt: n is that of all
     n = holder.get("n") if isinstance(holder, dict) else None
     each = n if type(n) is int and n > 0 else 1
     return min(each * _prompts(body), MAX_INDEX + 1)

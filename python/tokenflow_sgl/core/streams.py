@@ -54,7 +54,7 @@ class Stream:
             "consumed_tokens": None if buffer is None else buffer.consumed_tokens(now_s),
             "buffer_tokens": None if buffer is None else buffer.buffer_tokens(now_s),
             "slack_s": None if buffer is None else buffer.slack_s(now_s),
-            "read_rate_tok_s": self.read_rate_tok_s,
+            "read_rate_tok_s": self.read_rate_tok_s if buffer is None else buffer.rate_tok_s,
             "parks": self.parks,
         }
 

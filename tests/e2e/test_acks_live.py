@@ -1,0 +1,114 @@
+"""Reports of consumption on a live server: they reach the scheduler, teach the read rate, and touch nobody else."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from support.live import LiveStream, Server, until
+
+pytestmark = pytest.mark.e2e
+TOKENS = 1200
+CHAT = "/v1/chat/completions"
+
+
+def ask(server: Server, *, n: int = 1, rate: float = 6.0) -> LiveStream:
+    body = {
+        "model": "tiny", "messages": [{"role": "user", "content": "a reader waits"}], "max_tokens": TOKENS // n,
+        "temperature": 0, "ignore_eos": True, "stream": True, "tokenflow": {"read_rate": rate}, "n": n,
+    }  # fmt: skip
+    return server.post_stream(CHAT, body).wait_reply()
+
+
+def rid_of(stream: LiveStream) -> str:
+    return stream.headers["x-tokenflow-request-id"]
+
+
+def item(stream: LiveStream, consumed: int, **more: Any) -> dict[str, Any]:
+    token = stream.headers["x-tokenflow-ack-token"]
+    return {"id": rid_of(stream), "token": token, "consumed_tokens": consumed, **more}
+
+
+def ack(server: Server, *items: dict[str, Any]) -> list[str]:
+    reply = server.http.post("/tokenflow/ack", json={"acks": list(items)})
+    assert reply.status_code == 200, reply.text
+    return [a["verdict"] for a in reply.json()["acks"]]
+
+
+def test_a_report_moves_what_the_scheduler_believes_and_nothing_else(server: Server) -> None:
+    one, two = ask(server), ask(server)
+    for stream in (one, two):
+        server.row(rid_of(stream), lambda r: r["generated_tokens"] > 100)
+    before = server.row(rid_of(two))["consumed_tokens"]
+    assert ack(server, item(one, 90)) == ["accepted"]
+    assert server.row(rid_of(one), lambda r: r["consumed_tokens"] >= 90)["generated_tokens"] > 100
+    assert server.row(rid_of(two))["consumed_tokens"] < before + 60, "6 tok/s and nobody reported"
+    one.hang_up()
+    two.hang_up()
+
+
+def test_more_than_was_sent_counts_as_all_that_was_sent_and_never_goes_back(server: Server) -> None:
+    stream = ask(server)
+    server.row(rid_of(stream), lambda r: r["generated_tokens"] > 50)
+    assert ack(server, item(stream, 2**40), item(stream, 0)) == ["accepted", "accepted"]
+    row = server.row(rid_of(stream), lambda r: r["consumed_tokens"] > 50)
+    assert row["consumed_tokens"] <= row["generated_tokens"]
+    stream.hang_up()
+
+
+def test_a_quick_readers_rate_is_learned_from_its_reports(server: Server) -> None:
+    """It declares 6 tok/s and reads 60: each report may at most double what is believed."""
+    stream = ask(server)
+    server.row(rid_of(stream), lambda r: r["generated_tokens"] > 200)
+    began_s = time.monotonic()
+
+    def learned() -> bool:
+        assert ack(server, item(stream, int(60 * (time.monotonic() - began_s)))) == ["accepted"]
+        time.sleep(0.25)  # a reader's pace, and no wait for the server
+        return bool(server.row(rid_of(stream))["read_rate_tok_s"] > 12)
+
+    until(learned, "more than twice the declared rate")
+    stream.hang_up()
+
+
+def test_foreign_unknown_and_ended_streams_are_that_items_verdict(server: Server) -> None:
+    one, two = ask(server), ask(server)
+    foreign = {**item(one, 5), "token": two.headers["x-tokenflow-ack-token"]}
+    unknown = {**item(one, 5), "id": rid_of(one)[:-1]}
+    assert ack(server, foreign, unknown, item(one, 5)) == ["not_found", "not_found", "accepted"]
+    one.hang_up()
+    until(lambda: ack(server, item(one, 9)) == ["not_found"], "the end of a stream whose client left")
+    two.hang_up()
+
+
+def test_choices_are_reported_by_their_index(server: Server) -> None:
+    stream = ask(server, n=2)
+    stream.wait_events(40)
+    rows = until(lambda: [r for r in server.state()["streams"] if r["generated_tokens"] > 20], "two choices")
+    assert ack(server, item(stream, 15, index=1), item(stream, 15, index=2)) == ["accepted", "not_found"]
+
+    def moved() -> list[Any]:
+        return [r for r in server.state()["streams"] if (r["consumed_tokens"] or 0) >= 15]
+
+    assert len(rows) <= 2 and len(until(moved, "one of the two")) == 1
+    stream.hang_up()
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"", "body"),
+        (b"[]", "body"),
+        (b'{"acks": 5}', "acks"),
+        (b'{"acks": [{"id": "a", "token": "t", "consumed_tokens": -1}]}', "acks[0].consumed_tokens"),
+        (b'{"acks": [{"id": "a", "token": "t", "consumed_tokens": NaN}]}', "body"),
+        (b'{"acks": "' + b"x" * (1 << 20) + b'"}', "body"),
+    ],
+)
+def test_what_is_no_report_is_refused_by_name(server: Server, data: bytes, field: str) -> None:
+    reply = server.http.post("/tokenflow/ack", content=data, headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == field and "valid is" in error["message"]
