@@ -477,6 +477,35 @@ def test_a_stream_is_given_an_ack_token_that_is_good_while_it_lives(path: str) -
     assert len(book) == 0, "the stream has ended"
 
 
+def test_an_id_whose_stream_upstream_does_not_know_yet_is_refused_and_keeps_its_token() -> None:
+    server, book = with_acks()
+    token = book.open("mine")
+    assert Exchange({"stream": True, "rid": "mine"}, server=server).error["param"] == "rid"
+    assert book.judge([{"id": "mine", "token": token, "consumed_tokens": 1}], 0.0)[1][0]["verdict"] == "accepted"
+
+
+def test_an_id_is_free_again_with_the_last_byte_and_not_when_the_app_returns() -> None:
+    server, book = with_acks()
+    left: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        left.append(len(book))
+        await send({"type": "http.response.body", "body": b""})
+        left.append(len(book))  # and a task behind the reply goes on
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"stream": true, "rid": "mine"}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+    asyncio.run(Bridge(app, lambda: server)(scope, receive, send))
+    assert left == [1, 0]
+
+
 def test_what_is_not_streamed_or_refused_has_no_ack_token() -> None:
     server, book = with_acks()
     assert Exchange({"stream": False}, server=server).header(b"x-tokenflow-ack-token") is None

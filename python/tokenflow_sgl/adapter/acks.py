@@ -57,6 +57,9 @@ class AckBook:
         self.accepted = 0
         self.refused = 0
 
+    def __contains__(self, rid: object) -> bool:
+        return rid in self._live
+
     def __len__(self) -> int:
         return len(self._live)
 

@@ -85,12 +85,20 @@ class Bridge:
         if rid is None or server.acks is None or not _is_true(parsed.get("stream")):
             await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, send))
             return
-        token = server.acks.open(rid, choices_of(route, parsed))
+        acks, token = server.acks, server.acks.open(rid, choices_of(route, parsed))
         headers.append((ACK_TOKEN_HEADER, token.encode()))
+
+        async def closing(message: Message) -> None:
+            # Not only when the app returns: upstream's reply has a task behind it that lasts for 2 s, and its id may be
+            # used again from now on.
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                acks.close(rid, token)
+            await send(message)
+
         try:
-            await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, send))
+            await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, closing))
         finally:
-            server.acks.close(rid, token)
+            acks.close(rid, token)  # a client that left
 
 
 def rewrite(route: str, headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Server) -> str | None:
@@ -165,6 +173,9 @@ def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Serv
         # Upstream fails on it inside a 200 response.
         raise BadField("rid", rid, rids.VALID_RID + "; a list only for a list of prompts")
     rids.check_rid(rid, server.live_rids)
+    if server.acks is not None and isinstance(rid, str) and rid in server.acks:
+        # Upstream does not know it yet, or no more: a second token would leave the first stream without one.
+        raise BadField("rid", rid, "an id that no live request has: this one is still running")
     return rid if isinstance(rid, str) else None
 
 
