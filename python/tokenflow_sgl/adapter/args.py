@@ -40,6 +40,7 @@ class TokenflowSettings:
     journal_path: str | None = None
     script_path: str | None = None
     check_plans: bool = False
+    sse_comments_s: float = 2.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -51,6 +52,8 @@ class TokenflowSettings:
             )
         if self.script_path is not None:
             Scripted.from_mapping(self.script())
+        if not 0.0 <= self.sse_comments_s <= 3600.0:
+            raise ValueError(f"--tokenflow-sse-comments={self.sse_comments_s!r}: valid is 0 to 3600 s, 0 = none")
         if self.journal_path is not None and not Path(self.journal_path).absolute().parent.is_dir():
             raise ValueError(f"--tokenflow-journal={self.journal_path!r}: its directory does not exist")
 
@@ -75,6 +78,8 @@ class TokenflowSettings:
                 raise ValueError(f"{name}={own[_OWN_KEYS[name]]!r}: valid is the path of a file")
         if not isinstance(own.get("check_plans", False), bool):
             raise ValueError(f"check_plans={own['check_plans']!r}: valid are true and false")
+        if type(own.get("sse_comments_s", 0.0)) not in (int, float):
+            raise ValueError(f"sse_comments={own['sse_comments_s']!r}: valid is 0 to 3600 s, 0 = none")
         return cls(config=PolicyConfig.from_mapping(rest), **own)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -82,7 +87,13 @@ class TokenflowSettings:
         return {**own, **self.config.to_mapping()}
 
 
-_OWN_KEYS = {"policy": "policy", "journal": "journal_path", "script": "script_path", "check_plans": "check_plans"}
+_OWN_KEYS = {
+    "policy": "policy",
+    "journal": "journal_path",
+    "script": "script_path",
+    "check_plans": "check_plans",
+    "sse_comments": "sse_comments_s",
+}
 
 
 def flag_of(name: str) -> str:
@@ -154,6 +165,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         const=True,
         dest=_dest("check_plans"),
         help="check every plan for legality and stop at the first illegal one; slow [default off]",
+    )
+    group.add_argument(
+        "--tokenflow-sse-comments",
+        type=float,
+        metavar="X",
+        dest=_dest("sse_comments"),
+        help="seconds of silence in a streamed reply after which a comment line is sent, so that nothing in between "
+        "hangs up on a parked stream; 0 = never [s, 0 to 3600, default 2]",
     )
     group.add_argument(
         ALLOW_UNTESTED_FLAG,

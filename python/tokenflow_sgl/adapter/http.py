@@ -19,6 +19,7 @@ import orjson
 
 from . import rates, rids
 from .acks import MAX_INDEX, AckBook
+from .keepalive import KeepAlive
 from .rates import BadField
 
 Message = MutableMapping[str, Any]
@@ -41,12 +42,14 @@ class Server:
 
     live_rids: ids in use. reasoning_parser: reasoning is split off, and can therefore be withheld.
     rid_override: upstream reads the id from a header. acks: where streams are opened for reports of consumption.
+    comment_s: seconds of silence in an event stream after which a comment is sent, 0 = never.
     """
 
     live_rids: Container[str]
     reasoning_parser: bool = False
     rid_override: bool = False
     acks: AckBook | None = None
+    comment_s: float = 0.0
 
 
 def error_content(error: BadField) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class Bridge:
             await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, send))
             return
         acks, token = server.acks, server.acks.open(rid, choices_of(route, parsed))
-        headers.append((ACK_TOKEN_HEADER, token.encode()))
+        headers += [(ACK_TOKEN_HEADER, token.encode()), (b"x-accel-buffering", b"no")]  # nginx would hold tokens back
 
         async def closing(message: Message) -> None:
             # Not only when the app returns: upstream's reply has a task behind it that lasts for 2 s, and its id may be
@@ -95,8 +98,13 @@ class Bridge:
                 acks.close(rid, token)
             await send(message)
 
+        scope, named = _with_length(scope, len(body)), _with_headers(headers, closing)
         try:
-            await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, closing))
+            if server.comment_s <= 0.0:
+                await self.app(scope, replay, named)
+                return
+            async with KeepAlive(named, server.comment_s) as alive:
+                await self.app(scope, replay, alive.send)
         finally:
             acks.close(rid, token)  # a client that left
 

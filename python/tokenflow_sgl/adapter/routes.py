@@ -148,6 +148,7 @@ def _server() -> Server:
         reasoning_parser=bool(manager.config_value("reasoning_parser")),
         rid_override=bool(envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()),
         acks=_acks,
+        comment_s=args.settings_of(manager.server_args).sse_comments_s,
     )
 
 
