@@ -197,7 +197,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     if path.suffix != ".toml":
         path = HARDWARE_DIR / f"{name_or_path}.toml"
     fields = _toml(path, f"hardware: {str(name_or_path)!r}, valid: {', '.join(list_hardware())} or a .toml file")
-    name = fields.text("name")
+    name = fields.file_name("name")
     numbers: dict[str, float] = {}
     sources: list[tuple[str, str]] = []
     for field in _HARDWARE_NUMBERS:
@@ -227,7 +227,7 @@ def load_model(name_or_path: str | Path) -> Model:
         for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "params")
     }
     tied = fields.flag_or("tied_embeddings", False)
-    model = Model(fields.text("name"), **shape, tied_embeddings=tied, source=fields.text("source"))
+    model = Model(fields.file_name("name"), **shape, tied_embeddings=tied, source=fields.text("source"))
     fields.done()
     return model
 
