@@ -58,6 +58,7 @@ def one_line(capsys):
         (["--max-tokens-factor", "1e300"], "max-tokens-factor: 1e+300, valid: a number >= 1, up to 1e+06"),
         (["--json", ""], "json: '', empty, valid: a file that can be written"),
         (["--json", "/proc/x/y"], "json: '/proc/x/y', "),
+        (["--json", "n" * 5000], "File name too long, valid: a file"),
         (["--json", "/"], "json: '/', a folder, valid: a file"),
     ],
 )

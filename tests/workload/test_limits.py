@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -104,8 +105,9 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
 @pytest.mark.parametrize("load", [load_scenario, load_hardware, load_model])
 @pytest.mark.parametrize("name", ["n" * 5000, f"{'n' * 5000}.toml", ""])
 def test_a_name_that_no_file_can_have_is_refused(load, name):
-    with pytest.raises(ValueError, match="valid: "):
+    with pytest.raises(ValueError, match="valid: ") as refused:
         load(name)
+    assert len(str(refused.value)) < 1000
 
 
 def test_hardware_and_model_files_are_looked_up_beside_the_scenario(tmp_path, monkeypatch):
@@ -119,10 +121,11 @@ def test_hardware_and_model_files_are_looked_up_beside_the_scenario(tmp_path, mo
 
 
 @pytest.mark.parametrize("file", ["own.toml", "config.json"])
-def test_a_scenario_of_another_gpu_has_another_hash(tmp_path, file):
+def test_a_scenario_of_another_gpu_has_another_hash(tmp_path, monkeypatch, file):
     (tmp_path / "own.toml").write_text((HARDWARE_DIR / "h200.toml").read_text())
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    path = tmp_path / "mini.toml"
+    monkeypatch.chdir(tmp_path)
+    path = Path("mini.toml")
     path.write_text(GOOD.replace('"rtx4090"', '"own.toml"').replace('"llama3-8b"', '"config.json"'))
     before = load_scenario(path).sha256
     assert load_scenario(path).sha256 == before

@@ -8,12 +8,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from tokenflow_sgl.workload.files import is_folder
+from tokenflow_sgl.workload.tables import shown
+
 
 def check_file(name: str, *, field: str) -> Path:
     """The path, its folder made. Raises ValueError naming `field` where nothing can be written there."""
     path = Path(name)
-    refused = f"{field}: {name!r}, {{}}, valid: a file that can be written"
-    if not name or path.is_dir():
+    refused = f"{field}: {shown(name)}, {{}}, valid: a file that can be written"
+    if not name or is_folder(path):
         raise ValueError(refused.format("a folder" if name else "empty"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,4 +38,4 @@ def check_folder(path: Path, *, field: str) -> None:
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{field}: {str(path)!r}, {reason}, valid: a folder that can be written to") from error
+        raise ValueError(f"{field}: {shown(str(path))}, {reason}, valid: a folder that can be written to") from error

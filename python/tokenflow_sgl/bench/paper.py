@@ -61,6 +61,14 @@ class Unit:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when every run was made, 1 if one failed, 130 when interrupted; what is done stays and is not done again."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        print("paper: interrupted; run again to go on", file=sys.stderr)
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     command = ["python", "-m", "tokenflow_sgl.bench.paper", *(sys.argv[1:] if argv is None else argv)]
@@ -75,10 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     units = list(units_of(scenarios.values(), seeds=args.seeds or (2 if args.quick else 5)))
     paper = Paper(args.out, scenarios, worlds, source_key())
-    try:
-        return _make(paper, units, workers=args.workers, command=command)
-    except KeyboardInterrupt:
-        return 130
+    return _make(paper, units, workers=args.workers, command=command)
 
 
 def _make(paper: Paper, units: Sequence[Unit], *, workers: int, command: Sequence[str]) -> int:
@@ -87,7 +92,7 @@ def _make(paper: Paper, units: Sequence[Unit], *, workers: int, command: Sequenc
     try:
         failed = _run(paper, todo, workers=workers)
     except KeyboardInterrupt:
-        print("paper: interrupted; run again to go on. Tables of what is done:", file=sys.stderr, flush=True)
+        print("paper: interrupted, tables of what is done:", flush=True)
         write(paper, units, command=command)
         raise
     write(paper, units, command=command)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..workload.files import is_file, is_folder, read_utf8
+from ..workload.tables import shown
 from .fields import Fields
 
 HARDWARE_DIR = Path(__file__).parent / "hardware"
@@ -126,7 +127,7 @@ class Model:
         path = Path(path)
         path = path / "config.json" if is_folder(path) else path
         if not is_file(path):
-            raise ValueError(f"config.json: {str(path)!r} is not a file, valid: a config.json or its folder")
+            raise ValueError(f"config.json: {shown(str(path))} is not a file, valid: a config.json or its folder")
         content = read_utf8(path, field="config.json")
         try:
             config = json.loads(content)
@@ -196,7 +197,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     path = Path(name_or_path)
     if path.suffix != ".toml":
         path = HARDWARE_DIR / f"{name_or_path}.toml"
-    fields = _toml(path, f"hardware: {str(name_or_path)!r}, valid: {', '.join(list_hardware())} or a .toml file")
+    fields = _toml(path, f"hardware: {shown(str(name_or_path))}, valid: {', '.join(list_hardware())} or a .toml file")
     name = fields.file_name("name")
     numbers: dict[str, float] = {}
     sources: list[tuple[str, str]] = []
@@ -221,7 +222,7 @@ def load_model(name_or_path: str | Path) -> Model:
     if path.suffix != ".toml":
         path = MODEL_DIR / f"{name_or_path}.toml"
     valid = f"{', '.join(list_models())}, a .toml file, a config.json or its folder"
-    fields = _toml(path, f"model: {str(name_or_path)!r}, valid: {valid}")
+    fields = _toml(path, f"model: {shown(str(name_or_path))}, valid: {valid}")
     shape = {
         key: fields.integer(key, at_least=1)
         for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "params")

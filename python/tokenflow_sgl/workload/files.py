@@ -44,5 +44,6 @@ def beside_scenario(name: str, folder: Path | None) -> str:
     """
     if folder is None:
         return name
+    folder = folder.absolute()  # "own.toml" is a path, and is told from a name by the slash in it
     looks_like_path = "/" in name or name.endswith((".toml", ".json")) or is_file(folder / name / "config.json")
     return str(folder / name) if looks_like_path else name

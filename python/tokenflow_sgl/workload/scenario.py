@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenflow_sgl.workload.files import beside_scenario, is_file, read_utf8
 from tokenflow_sgl.workload.groups import Group, ReadRate, parse_group
-from tokenflow_sgl.workload.tables import ScenarioError, Table
+from tokenflow_sgl.workload.tables import ScenarioError, Table, shown
 
 __all__ = [
     "GpuSettings",
@@ -113,7 +113,9 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     if path.suffix != ".toml":
         path = SCENARIO_DIR / f"{name_or_path}.toml"
     if not is_file(path):
-        raise ScenarioError(f"scenario: {str(name_or_path)!r}, valid: {', '.join(list_scenarios())} or a .toml file")
+        raise ScenarioError(
+            f"scenario: {shown(str(name_or_path))}, valid: {', '.join(list_scenarios())} or a .toml file"
+        )
     return parse_scenario(read_utf8(path, field="scenario"), beside=path.parent)
 
 

@@ -33,11 +33,11 @@ class Table:
     def done(self) -> None:
         """Refuse the keys that nobody took."""
         for key, value in self._left.items():
-            raise ScenarioError(f"{self._where}{key}: {_shown(value)}, unknown key, valid: {', '.join(self._known)}")
+            raise ScenarioError(f"{self._where}{key}: {shown(value)}, unknown key, valid: {', '.join(self._known)}")
 
     def refuse(self, key: str, value: object, valid: str) -> ScenarioError:
         """The error to raise for a value that is wrong beside others."""
-        return ScenarioError(f"{self._where}{key}: {_shown(value)}, valid: {valid}")
+        return ScenarioError(f"{self._where}{key}: {shown(value)}, valid: {valid}")
 
     def has(self, key: str) -> bool:
         """Whether an optional key is there; either way it is known from now on."""
@@ -169,7 +169,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """On one line of sensible length."""
     try:
         text = repr(value)
