@@ -152,7 +152,7 @@ def test_a_finished_run_is_not_made_again_and_an_old_one_is(tmp_path, tiny, caps
 
 def test_the_quick_scenarios_exist_and_the_huge_one_has_one_seed():
     assert all(load_scenario(name).gpu for name in paper.QUICK)
-    units = list(paper.units_of([paper.HUGE], seeds=5))
+    units = list(paper.units_of([load_scenario(paper.HUGE)], seeds=5))
     assert {u.seed for u in units} == {1} and tuple(u.policy for u in units) == paper.STRONGEST
 
 

@@ -19,7 +19,10 @@ from tokenflow_sgl.sim.bounds import (
     ttft_p99_bound_s,
 )
 from tokenflow_sgl.sim.hardware import load_hardware, load_model
+from tokenflow_sgl.sim.limits import bounds_of
 from tokenflow_sgl.sim.timing import Fixed, Roofline, StepWork
+from tokenflow_sgl.sim.world import World
+from tokenflow_sgl.workload.arrivals import Request, Segment
 
 ROUGH = 2e-6  # the bound is at most 1e-6 too low
 
@@ -198,3 +201,17 @@ def test_no_schedule_of_decode_steps_within_memory_makes_more_than_the_capacity(
         left = [stream for stream in left if stream[1] > 0]
     assert made == sum(w.answer_tokens for w in wanted)
     assert made / spent_s <= capacity_tok_s(wanted, timing=timing, pool_tokens=pool, max_running=running)
+
+
+# ---- requests that no server can serve
+
+
+def test_a_request_longer_than_the_pool_counts_in_no_bound():
+    # Its answer alone would take 4000 steps of 0.02 s, and with that in the span the others would be held to far less
+    # than the 4 * 100 tokens in 0.01 + 99 * 0.02 s that they can reach.
+    world = World(4096, 16, 512, 64, 0, Fixed(0.02, 10_000.0), 1e9, 1e9)
+    fits = [Request(f"r{i}", "all", 5.0, (Segment(f"r{i}", 100),), 100, 100, 6.0) for i in range(4)]
+    long = Request("long", "all", 0.0, (Segment("long", 90),), 4000, 4000, 6.0)
+    sent_s = {r.rid: r.sent_s for r in [*fits, long]}
+    assert bounds_of([*fits, long], world, sent_s=sent_s) == bounds_of(fits, world, sent_s=sent_s)
+    assert bounds_of([long], world, sent_s=sent_s) == {"ttft_p99_s": 0.0, "effective_goodput_tok_s": 0.0}

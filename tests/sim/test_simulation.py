@@ -45,11 +45,11 @@ def settings_of(rival, **sizes):
     )
 
 
-def simulate(name, requests, *, wrap=lambda policy: policy, journal=None, check=True, **sizes):
+def simulate(name, requests, *, wrap=lambda policy: policy, journal=None, check=True, store_bytes_s=1e5, **sizes):
     rival = {**RIVALS, **ABLATIONS}[name]
     simulation = Simulation(
         wrap(rival.make()), requests, settings=settings_of(rival, **sizes), timing=Fixed(STEP_S, PREFILL_TOK_S),
-        store_bytes_s=1e5, load_bytes_s=1e5, check=check, journal=journal,
+        store_bytes_s=store_bytes_s, load_bytes_s=1e5, check=check, journal=journal,
     )  # fmt: skip
     return simulation.run(), simulation
 
@@ -215,3 +215,28 @@ def test_settings_name_what_is_wrong():
 def test_the_policy_that_ships_is_the_one_that_is_simulated():
     assert type(RIVALS["tokenflow"].make()) is type(make_policy("tokenflow", PolicyConfig()))
     assert RIVALS["tokenflow"].make().config == PolicyConfig()
+
+
+# ---- memory that is not there because something else holds it
+
+
+@pytest.mark.parametrize("name", ["sglang-fcfs", "sglang-eager", "sglang-hrrn", "sglang-priority"])
+def test_the_last_stream_is_retracted_while_the_copy_of_one_that_ended_holds_what_it_lacks(name):
+    # 126 pages. "a" ends at 16 + 1009 tokens, 64 pages whose copy to the host is still under way (a page each 1.6 s)
+    # when "b" wants its 63rd: nothing is free, nothing can be evicted, and "b" is the only one left.
+    requests = [ask("a", prompt=16, answer=1009), ask("b", prompt=11, answer=1200, at_s=0.5)]
+    run, simulation = simulate(name, requests, pool_tokens=2016, host_tokens=8064, store_bytes_s=10.0)
+    assert not any(r.failed for r in run.records)
+    assert run.counters.retractions >= 1
+    assert len(simulation.ex.running) == 0
+
+
+@pytest.mark.parametrize("name", [*RIVALS, *ABLATIONS])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pool_of_two_requests_serves_them_all_over_a_slow_link(name, seed):
+    rng = random.Random(seed)
+    requests = [ask(f"r{i:02}", prompt=rng.randint(1, 9), answer=rng.randint(15, 22)) for i in range(12)]
+    run, _ = simulate(
+        name, requests, pool_tokens=32, page_tokens=1, chunk_tokens=4, max_running=3, host_tokens=9, store_bytes_s=20.0
+    )
+    assert len(run.records) == 12 and not any(r.failed for r in run.records)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tokenflow_sgl.core.config import PolicyConfig
+from tokenflow_sgl.core.policies import make_policy
+from tokenflow_sgl.sim.run import Simulation
 from tokenflow_sgl.sim.settings import EngineSettings
 from tokenflow_sgl.sim.timing import Fixed
 from tokenflow_sgl.sim.two_pools import simulate_two_pools
@@ -53,3 +56,21 @@ def test_an_answer_of_one_token_ends_on_the_prompts_side():
 def test_follow_ups_are_refused_by_name():
     with pytest.raises(ValueError, match="distserve: follow-up turns"):
         run([ask("a"), ask("b", after="a")])
+
+
+def test_what_the_other_servers_refuse_is_refused_here_too_and_delivers_nothing():
+    # 4080 + 1 tokens and a page do not fit 4096; 4079 + 1 do. An answer of one token never reaches the second pool.
+    long, fits = ask("long", prompt=4080, answer=1), ask("fits", at_s=50.0, prompt=4079, answer=1)
+    two = {r.rid: r for r in run([long, fits]).records}
+    one = Simulation(
+        make_policy("fcfs", PolicyConfig()), [long, fits], settings=SETTINGS, timing=Fixed(0.02, 10_000.0),
+        store_bytes_s=1000.0, load_bytes_s=1000.0,
+    ).run()  # fmt: skip
+    assert {rid: r.failed for rid, r in two.items()} == {r.rid: r.failed for r in one.records}
+    assert two["long"].failed and two["long"].arrivals_s == ()
+    assert two["fits"].arrivals_s[0] == pytest.approx(50.4079)  # nobody computed the refused prompt before it
+
+
+def test_a_twin_that_is_too_long_takes_no_time():
+    alone, beside = run([ask("z", prompt=400)]), run([ask("z", prompt=400)], [ask("a", prompt=4080, answer=9)])
+    assert beside.records == alone.records

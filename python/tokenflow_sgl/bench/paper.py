@@ -9,30 +9,45 @@ used again only if scenario and simulator are, byte for byte, those that made it
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import json
+import multiprocessing
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenflow_sgl
 from tokenflow_sgl.bench import paper_plots, results
+from tokenflow_sgl.bench.outputs import check_folder
+from tokenflow_sgl.bench.paper_summary import summary
 from tokenflow_sgl.bench.report import table
 from tokenflow_sgl.bench.simulate import run_one, simulated
 from tokenflow_sgl.sim.rivals import ABLATIONS, RIVALS, TWO_POOLS
-from tokenflow_sgl.sim.world import world_of
+from tokenflow_sgl.sim.world import World, world_of
 from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, load_scenario
 
 STRONGEST = ("sglang-fcfs", "vllm-offload", "vlt", "tokenflow")
 QUICK = ("guide-burst-4x", "paper-4090-a", "paper-4090-b", "paper-h200-a", "paper-h200-c", "mixed-classes")
 HUGE = "multiturn-10k"
 ABLATED = "paper-4090-b"  # where the paper has its own ablation
+BOUNDS = ("ttft_p99_s", "effective_goodput_tok_s")
 PARTS = ("core", "sim", "workload", "bench/simulate.py", "bench/results.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What does not change from run to run: scenarios and their worlds by name, as they were when the work began, so
+    that no result of a file edited meanwhile is filed under the key of the file before."""
+
+    out: Path
+    scenarios: Mapping[str, Scenario]
+    worlds: Mapping[str, World]
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +60,53 @@ class Unit:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when every run was made, 1 if one failed; what is done stays and is not done again."""
+    """0 when every run was made, 1 if one failed, 130 when interrupted; what is done stays and is not done again."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        print("paper: interrupted; run again to go on", file=sys.stderr)
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
-    out: Path = args.out
-    wanted = tuple(args.scenarios.split(",")) if args.scenarios else QUICK if args.quick else tuple(simulated())
-    if args.workers < 1 or (args.seeds is not None and args.seeds < 1):
-        parser.error(f"--workers {args.workers}, --seeds {args.seeds}: valid are 1 and more")
-    try:
-        for name in wanted:
-            world_of(_scenario(name))
-    except ScenarioError as error:
-        parser.error(str(error))
-    units = list(units_of(wanted, seeds=args.seeds or (2 if args.quick else 5)))
-    key = source_key()
-    todo = [unit for unit in units if _read(out, unit, key) is None]
-    print(f"paper: {len(units)} runs, {len(units) - len(todo)} of them done, results in {out}", flush=True)
-    failed = _run(todo, out=out, key=key, workers=args.workers)
     command = ["python", "-m", "tokenflow_sgl.bench.paper", *(sys.argv[1:] if argv is None else argv)]
-    write(out, units, key=key, command=command)
+    for name, value, most in (("workers", args.workers, 256), ("seeds", args.seeds, 1000)):
+        if value is not None and not 1 <= value <= most:
+            parser.error(f"--{name} {value}: valid are 1 to {most}")
+    try:
+        scenarios = scenarios_of(args.scenarios.split(",") if args.scenarios else QUICK if args.quick else simulated())
+        worlds = {name: world_of(scenario) for name, scenario in scenarios.items()}
+        check_folder(args.out, field="out")
+    except ValueError as error:
+        parser.error(str(error))
+    units = list(units_of(scenarios.values(), seeds=args.seeds or (2 if args.quick else 5)))
+    paper = Paper(args.out, scenarios, worlds, source_key())
+    return _make(paper, units, workers=args.workers, command=command)
+
+
+def _make(paper: Paper, units: Sequence[Unit], *, workers: int, command: Sequence[str]) -> int:
+    todo = [unit for unit in units if _read(paper, unit) is None]
+    print(f"paper: {len(units)} runs, {len(units) - len(todo)} of them done, results in {paper.out}", flush=True)
+    try:
+        failed = _run(paper, todo, workers=workers)
+    except KeyboardInterrupt:
+        print("paper: interrupted, tables of what is done:", flush=True)
+        write(paper, units, command=command)
+        raise
+    write(paper, units, command=command)
     return 1 if failed else 0
+
+
+def scenarios_of(wanted: Iterable[str]) -> dict[str, Scenario]:
+    """By their own names, under which results are filed; each once. Raises ScenarioError for two of one name."""
+    found: dict[str, Scenario] = {}
+    for typed in wanted:
+        scenario = load_scenario(typed)
+        if found.setdefault(scenario.name, scenario).sha256 != scenario.sha256:
+            raise ScenarioError(f"name: {scenario.name!r} in {typed} and in another file, valid: names that differ")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,17 +119,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def units_of(scenarios: Sequence[str], *, seeds: int) -> Iterator[Unit]:
+def units_of(scenarios: Iterable[Scenario], *, seeds: int) -> Iterator[Unit]:
     """All runs, those of one scenario together."""
-    for name in scenarios:
-        huge = name == HUGE
-        policies = STRONGEST if huge else (*RIVALS, *(ABLATIONS if name == ABLATED else ()), *_two_pools(name))
+    for scenario in scenarios:
+        name, huge = scenario.name, scenario.name == HUGE
+        policies = STRONGEST if huge else (*RIVALS, *(ABLATIONS if name == ABLATED else ()), *_two_pools(scenario))
         for seed in range(1, 2 if huge else seeds + 1):
             yield from (Unit(name, policy, seed) for policy in policies)
 
 
-def _two_pools(name: str) -> tuple[str, ...]:
-    turns = any(group.session is not None for group in _scenario(name).groups)
+def _two_pools(scenario: Scenario) -> tuple[str, ...]:
+    turns = any(group.session is not None for group in scenario.groups)
     return () if turns else (TWO_POOLS,)
 
 
@@ -105,19 +147,29 @@ def source_key() -> str:
 # ---- runs
 
 
-def _run(todo: Sequence[Unit], *, out: Path, key: str, workers: int) -> int:
+def _run(paper: Paper, todo: Sequence[Unit], *, workers: int) -> int:
     """How many failed. Each result is written as it comes: an abort loses what was under way and no more."""
-    pool = ProcessPoolExecutor(max_workers=workers)
+    pool = ProcessPoolExecutor(max_workers=workers, initializer=_leave_interrupts_to_the_parent)
     try:
-        return _collect(pool, todo, out=out, key=key)
+        return _collect(pool, paper, todo)
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in multiprocessing.active_children():  # else one would wait for the end of runs under way
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)  # else an abort would wait for all that was asked for
 
 
-def _collect(pool: ProcessPoolExecutor, todo: Sequence[Unit], *, out: Path, key: str) -> int:
+def _leave_interrupts_to_the_parent() -> None:
+    """A terminal interrupts all of its processes, and each worker would print a traceback of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _collect(pool: ProcessPoolExecutor, paper: Paper, todo: Sequence[Unit]) -> int:
     began_s, failed = time.monotonic(), 0
     if todo:
-        under_way = {pool.submit(run_one, unit.scenario, unit.policy, unit.seed): unit for unit in todo}
+        under_way = {_submit(pool, paper, unit): unit for unit in todo}
         for number, done in enumerate(as_completed(under_way), start=1):
             unit = under_way[done]
             try:
@@ -127,7 +179,7 @@ def _collect(pool: ProcessPoolExecutor, todo: Sequence[Unit], *, out: Path, key:
                 what = f"{unit.scenario}, {unit.policy}, seed {unit.seed}"
                 print(f"paper: {what}: {type(error).__name__}: {error}", flush=True)
                 continue
-            results.write_json(_path(out, unit), {"key": _key(unit, key), "row": row, "bounds": bounds})
+            results.write_json(_path(paper, unit), {"key": _key(paper, unit), "row": row, "bounds": bounds})
             took_s = time.monotonic() - began_s
             left_s = took_s / number * (len(todo) - number)
             print(
@@ -142,39 +194,49 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-@functools.cache
-def _scenario(name: str) -> Scenario:
-    return load_scenario(name)
+def _submit(pool: ProcessPoolExecutor, paper: Paper, unit: Unit) -> Future[tuple[dict[str, Any], dict[str, float]]]:
+    scenario, world = paper.scenarios[unit.scenario], paper.worlds[unit.scenario]
+    return pool.submit(run_one, scenario, unit.policy, unit.seed, world=world)
 
 
-def _path(out: Path, unit: Unit) -> Path:
-    return out / "runs" / _scenario(unit.scenario).name / f"{unit.policy}-seed{unit.seed}.json"
+def _path(paper: Paper, unit: Unit) -> Path:
+    return paper.out / "runs" / unit.scenario / f"{unit.policy}-seed{unit.seed}.json"
 
 
-def _key(unit: Unit, key: str) -> str:
-    return f"{_scenario(unit.scenario).sha256}/{key}"
+def _key(paper: Paper, unit: Unit) -> str:
+    return f"{paper.scenarios[unit.scenario].sha256}/{paper.key}"
 
 
-def _read(out: Path, unit: Unit, key: str) -> dict[str, Any] | None:
+def _read(paper: Paper, unit: Unit) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(_path(out, unit).read_text(encoding="utf-8"))
+        found = json.loads(_path(paper, unit).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if found.get("key") == _key(unit, key) else None
+    return found if _is_result(found) and found["key"] == _key(paper, unit) else None
+
+
+def _is_result(found: object) -> bool:
+    """Whether it has all that tables need: half a file would end the paper after hours of work."""
+    if not isinstance(found, dict) or "key" not in found:
+        return False
+    row, bounds = found.get("row"), found.get("bounds")
+    if not isinstance(row, dict) or not isinstance(bounds, dict):
+        return False
+    needed = {*results.MEASURES, "seed", "newcomers", "groups", "copies"}
+    return needed <= set(row) and all(isinstance(bounds.get(key), int | float) for key in BOUNDS)
 
 
 # ---- tables and plots
 
 
-def write(out: Path, units: Sequence[Unit], *, key: str, command: Sequence[str]) -> None:
+def write(paper: Paper, units: Sequence[Unit], *, command: Sequence[str]) -> None:
     """Per scenario its JSON, table and plot; over all of them one table and one plot."""
-    everything: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(unit.scenario for unit in units):
-        scenario = _scenario(name)
+    out, everything = paper.out, {}  # type: tuple[Path, dict[str, dict[str, Any]]]
+    for name, scenario in paper.scenarios.items():
         rows: dict[str, list[dict[str, Any]]] = {}
         bounds: list[dict[str, float]] = []
         for unit in (u for u in units if u.scenario == name):
-            found = _read(out, unit, key)
+            found = _read(paper, unit)
             if found is not None:
                 rows.setdefault(unit.policy, []).append(_with_infinities(found["row"]))
                 bounds.append(found["bounds"])
@@ -195,7 +257,7 @@ def write(out: Path, units: Sequence[Unit], *, key: str, command: Sequence[str])
         (out / f"{scenario.name}.txt").write_text(table(table_of) + "\n", encoding="utf-8")
         paper_plots.bars(table_of, out / f"{scenario.name}.png")
         everything[name] = table_of
-    (out / "summary.md").write_text(summary(everything), encoding="utf-8")
+    (out / "summary.md").write_text(summary(everything, paper.scenarios), encoding="utf-8")
     print(f"paper: {len(everything)} tables; {out / 'summary.md'}", flush=True)
 
 
@@ -208,57 +270,6 @@ def _with_infinities(row: dict[str, Any]) -> dict[str, Any]:
 
     new = row["newcomers"]
     return {**mend(row), "newcomers": None if new is None else mend(new)}
-
-
-SUMMARY: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("P99 TTFT s", "ttft_p99_s", lambda v: f"{v:.2f}"),
-    ("stall total s", "stall_total_s", lambda v: f"{v:.0f}"),
-    ("effective throughput tok/s", "effective_throughput_tok_s", lambda v: f"{v:.0f}"),
-    ("effective goodput tok/s", "effective_goodput_tok_s", lambda v: f"{v:.0f}"),
-    ("raw throughput tok/s", "raw_throughput_tok_s", lambda v: f"{v:.0f}"),
-    ("QoE", "qoe_mean", lambda v: f"{v:.3f}"),
-    ("mean completion s", "completion_mean_s", lambda v: f"{v:.1f}"),
-)
-
-
-def summary(everything: dict[str, dict[str, Any]]) -> str:
-    """Markdown: one table a scenario, medians over seeds, the best of each column in bold."""
-    lines = ["# Scenarios x policies, simulated", ""]
-    for name, found in everything.items():
-        bounds = found["bounds"]
-        lines += [
-            f"## {_scenario(name).name}", "", _scenario(name).about + f"; seeds {found['seeds']}. Bounds: P99 TTFT >= "
-            f"{bounds['ttft_p99_s']:.2f} s, effective goodput <= {bounds['effective_goodput_tok_s']:.0f} tok/s.", "",
-            "| policy | runs | failed requests | " + " | ".join(title for title, _, _ in SUMMARY) + " | parks |",
-            "|---" * (len(SUMMARY) + 4) + "|",
-        ]  # fmt: skip
-        best = {key: _best(found, key) for _, key, _ in SUMMARY}
-        for policy, asked in found["asked"].items():
-            row = found["results"].get(policy)
-            if row is None:
-                lines.append(f"| {policy} | 0 of {asked} |" + " - |" * (len(SUMMARY) + 2))
-                continue
-            runs = len(row["per_seed"])
-            cells = []
-            for _, key, form in SUMMARY:
-                value = row[key]
-                text = "-" if value is None else form(value)
-                cells.append(f"**{text}**" if value is not None and text == best[key] else text)
-            runs_text = f"{runs}" if runs == asked else f"{runs} of {asked}"
-            lines.append(
-                f"| {policy} | {runs_text} | {row['failed']} | " + " | ".join(cells) + f" | {row['parks']:g} |"
-            )
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _best(found: dict[str, Any], key: str) -> str:
-    form = next(form for _, name, form in SUMMARY if name == key)
-    values = [row[key] for row in found["results"].values() if row[key] is not None]
-    if not values:
-        return ""
-    least = key in ("ttft_p99_s", "stall_total_s", "completion_mean_s")
-    return form(min(values) if least else max(values))
 
 
 if __name__ == "__main__":

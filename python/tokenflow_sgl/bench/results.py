@@ -155,11 +155,12 @@ def read_run(path: Path) -> RunRecord:
 def per_seed(scenario: Scenario, run: RunRecord) -> dict[str, Any]:
     """One run as a row: its measures, those of its groups and, if the scenario judges any, of its newcomers."""
     present = {record.group for record in run.records}
+    newcomers = [name for name in scenario.newcomers if name in present]  # a short spell may bring none at all
     return {
         "seed": run.seed,
         **run.summary(),
         "makespan_s": span_s(run.records),
-        "newcomers": run.group_summary(scenario.newcomers) if scenario.newcomers else None,
+        "newcomers": run.group_summary(newcomers) if newcomers else None,
         "groups": {group.name: run.group_summary([group.name]) for group in scenario.groups if group.name in present},
         "copies": copies(run),
         "load_before": run.load_before,

@@ -32,6 +32,7 @@ from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, live_scenar
 
 STREAM_TIMEOUT_S = 600.0
 FLUSH_TIMEOUT_S = 60.0
+MOST_SEEDS = 1_000_000
 # Sizes that make the engine allocate what the run will need: one alone, then a few at once, short to long.
 WARM_UP = ((1, 32, 8), (4, 128, 16), (12, 300, 24))
 
@@ -148,8 +149,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         seeds = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         seeds = ()
-    if not seeds or len(set(seeds)) != len(seeds) or ("," not in text and seeds[0] < 1):
-        raise ValueError(f"seeds: {text!r}, valid: how many (3 = seeds 1,2,3) or a list of different ones (1,2,7)")
+    how_many = seeds[0] if seeds and "," not in text else 1
+    if not seeds or len(set(seeds)) != len(seeds) or not 1 <= how_many <= MOST_SEEDS or max(map(abs, seeds)) > 10**12:
+        shown = text if len(text) <= 100 else f"{text[:100]}..."
+        valid = f"how many (3 = seeds 1,2,3), up to {MOST_SEEDS}, or a list of different ones (1,2,7), up to 10^12 each"
+        raise ValueError(f"seeds: {shown!r}, valid: {valid}")
     return seeds if "," in text else tuple(range(1, seeds[0] + 1))
 
 

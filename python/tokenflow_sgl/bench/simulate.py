@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenflow_sgl.bench.outputs import check_file
 from tokenflow_sgl.bench.report import table
 from tokenflow_sgl.bench.results import RunRecord, finite, per_seed, provenance, rows_json
 from tokenflow_sgl.bench.run import parse_seeds
 from tokenflow_sgl.sim.limits import bounds_of
 from tokenflow_sgl.sim.rivals import ABLATIONS, RIVALS, TWO_POOLS, rivals_named
-from tokenflow_sgl.sim.run import Progress, Run
+from tokenflow_sgl.sim.run import Progress, Run, SimulationStuck
 from tokenflow_sgl.sim.two_pools import simulate_two_pools
-from tokenflow_sgl.sim.world import simulate, world_of
+from tokenflow_sgl.sim.world import World, simulate, world_of
 from tokenflow_sgl.workload.arrivals import plan_requests
 from tokenflow_sgl.workload.scenario import Scenario, ScenarioError, list_scenarios, load_scenario
 
 DEFAULT = "sglang-fcfs,tokenflow"
+_MOST_FACTOR = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 done, 2 for bad input."""
+    """0 done, 1 if a simulation got stuck, 2 for bad input, 130 when interrupted."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.list:
@@ -38,36 +39,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.scenario is None:
         parser.error("SCENARIO: missing, valid: a name of --list or a .toml file")
+    command = ["tokenflow", "sim", *(sys.argv[1:] if argv is None else argv)]
     try:
-        seeds = parse_seeds(args.seeds)
-        if not 1 <= args.max_tokens_factor < math.inf:
-            raise ValueError(f"max-tokens-factor: {args.max_tokens_factor:g}, valid: a number >= 1")
-        names = [*RIVALS, TWO_POOLS] if args.policy == "all" else [n.strip() for n in args.policy.split(",")]
-        rivals_named([name for name in names if name != TWO_POOLS])
-        scenario = load_scenario(args.scenario)
-        world_of(scenario)
-        turns = any(group.session is not None for group in scenario.groups)
-        if turns and args.policy == "all":
-            names.remove(TWO_POOLS)
-        elif turns and TWO_POOLS in names:
-            raise ValueError(f"policy: {TWO_POOLS!r} does not follow turns, valid for {scenario.name}: the others")
-    except (ScenarioError, ValueError) as error:
+        return _simulate(args, command)
+    except KeyboardInterrupt:
+        print("tokenflow sim: interrupted", file=sys.stderr)
+        return 130
+
+
+def _simulate(args: argparse.Namespace, command: Sequence[str]) -> int:
+    try:
+        scenario, names, seeds, path = _asked(args)
+    except ValueError as error:
         print(f"tokenflow sim: {error}", file=sys.stderr)
         return 2
-    command = ["tokenflow", "sim", *(sys.argv[1:] if argv is None else argv)]
-    results = compare(
-        scenario, names, seeds, command=command, quiet=args.quiet, max_tokens_factor=args.max_tokens_factor
-    )
+    try:
+        results = compare(
+            scenario, names, seeds, command=command, quiet=args.quiet, max_tokens_factor=args.max_tokens_factor
+        )
+    except (ScenarioError, SimulationStuck) as error:
+        print(f"tokenflow sim: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ScenarioError) else 1
     text = json.dumps(finite(results), indent=1, allow_nan=False)
     if args.json == "-":
         print(text)
-    else:
-        print(table(results))
-        print(_bounds_line(results))
-        if args.json:
-            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
+        return 0
+    print(table(results))
+    print(_bounds_line(results))
+    if path is not None:
+        path.write_text(text + "\n", encoding="utf-8")
     return 0
+
+
+def _asked(args: argparse.Namespace) -> tuple[Scenario, list[str], tuple[int, ...], Path | None]:
+    """Scenario, policies, seeds and where the JSON goes. Raises ValueError for what is not valid."""
+    seeds = parse_seeds(args.seeds)
+    if not 1 <= args.max_tokens_factor <= _MOST_FACTOR:
+        raise ValueError(f"max-tokens-factor: {args.max_tokens_factor:g}, valid: a number >= 1, up to {_MOST_FACTOR:g}")
+    scenario = load_scenario(args.scenario)
+    names = policies_named(args.policy, scenario)
+    world_of(scenario)
+    return scenario, names, seeds, None if args.json in (None, "-") else check_file(args.json, field="json")
+
+
+def policies_named(text: str, scenario: Scenario) -> list[str]:
+    """What --policy says, in its order; all: what can be simulated of `scenario`. Raises ValueError.
+
+    A name given twice is refused: its runs would count twice in its own medians and totals.
+    """
+    turns = any(group.session is not None for group in scenario.groups)
+    if text == "all":
+        return [*RIVALS, *([] if turns else [TWO_POOLS])]
+    names = [name.strip() for name in text.split(",")]
+    known = (*RIVALS, *ABLATIONS, TWO_POOLS)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"policy: {name!r}, valid: {', '.join(known)}, or all")
+        if names.count(name) > 1:
+            raise ValueError(f"policy: {name!r} twice in {text!r}, valid: each name once")
+    if turns and TWO_POOLS in names:
+        raise ValueError(f"policy: {TWO_POOLS!r} does not follow turns, valid for {scenario.name}: the others")
+    return names
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,12 +132,18 @@ def compare(
     max_tokens_factor: float = 1.0,
 ) -> dict[str, Any]:
     """The JSON of design 1.5."""
+    world = world_of(scenario)  # once: a file of it that is edited meanwhile must not reach half of the runs
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     bounds: list[dict[str, float]] = []
     for seed in seeds:
         for name in names:
             bar = None if quiet else _Bar(f"{name}, seed {seed}")
-            row, bound = run_one(scenario, name, seed, progress=bar, max_tokens_factor=max_tokens_factor)
+            try:
+                row, bound = run_one(
+                    scenario, name, seed, world=world, progress=bar, max_tokens_factor=max_tokens_factor
+                )
+            except SimulationStuck as error:
+                raise SimulationStuck(f"{scenario.name}, {name}, seed {seed}: stuck {error}") from error
             rows[name].append(row)
             bounds.append(bound)
     results = rows_json(scenario, rows, provenance(scenario, command=command, max_tokens_factor=max_tokens_factor))
@@ -118,18 +156,22 @@ def compare(
 
 
 def run_one(
-    scenario: Scenario | str,
+    scenario: Scenario,
     name: str,
     seed: int,
     *,
+    world: World,
     progress: Progress | None = None,
     max_tokens_factor: float = 1.0,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """One run as a row of the results, and the bounds of its requests."""
-    if isinstance(scenario, str):
-        scenario = load_scenario(scenario)
-    world = world_of(scenario)
+    """One run as a row of the results, and the bounds of its requests. world: that of the scenario.
+
+    Raises ScenarioError where no request arrives: nothing could be measured.
+    """
     requests = plan_requests(scenario, seed=seed, max_tokens_factor=max_tokens_factor)
+    if not requests:
+        valid = "groups of which at least one request arrives with every seed"
+        raise ScenarioError(f"group: no request arrives in {scenario.name} with seed {seed}, valid: {valid}")
     if name == TWO_POOLS:
         twins = plan_requests(scenario, seed=seed + 1_000_000, max_tokens_factor=max_tokens_factor)
         settings = world.settings(RIVALS["sglang-fcfs"])

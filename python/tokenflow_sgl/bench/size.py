@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tokenflow_sgl.bench.outputs import check_file, check_folder
 from tokenflow_sgl.sim.hardware import Hardware, Model, list_hardware, list_models, load_hardware, load_model
 from tokenflow_sgl.sim.run import SimulationStuck
 from tokenflow_sgl.sim.size import Demand, Level, Point, Size, size_gpu
@@ -24,25 +25,36 @@ _MEM_FRACTION = 0.85
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 done, 1 if no rate meets the level, 2 for bad input."""
+    """0 done, 1 if no rate meets the level, 2 for bad input, 130 when interrupted."""
     args = _parser().parse_args(argv)
     try:
-        hardware, model = load_hardware(args.gpu), _model(args.model)
-        demand = Demand(args.read_rate, args.prompt_tokens, args.answer_tokens)
-        level = Level(args.ttft_p99, args.stalled)
-        _check(args)
-        sizes = [
-            size_gpu(hardware, model, demand, level, policy=p, mem_fraction=args.mem_fraction, report=_say)
-            for p in POLICIES
-        ]
+        return _size(args)
+    except KeyboardInterrupt:
+        print("tokenflow size: interrupted", file=sys.stderr)
+        return 130
     except (ValueError, SimulationStuck) as error:
         print(f"tokenflow size: {error}", file=sys.stderr)
         return 2
-    print(text(sizes, hardware, model, args))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(_json(sizes, args), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    if args.plot:
+
+
+def _size(args: argparse.Namespace) -> int:
+    """Raises ValueError for bad input, SimulationStuck."""
+    hardware, model = load_hardware(args.gpu), load_model(args.model)
+    demand = Demand(args.read_rate, args.prompt_tokens, args.answer_tokens)
+    level = Level(args.ttft_p99, args.stalled)
+    _check(args)
+    path = None if args.json in (None, "-") else check_file(args.json, field="json")
+    if args.plot is not None:
+        check_folder(args.plot, field="plot")
+    sizes = [
+        size_gpu(hardware, model, demand, level, policy=p, mem_fraction=args.mem_fraction, report=_say)
+        for p in POLICIES
+    ]
+    found = json.dumps(_json(sizes, args), indent=1, allow_nan=False)
+    print(found if args.json == "-" else text(sizes, hardware, model, args))
+    if path is not None:
+        path.write_text(found + "\n", encoding="utf-8")
+    if args.plot is not None:
         draw(sizes, level, args.plot / f"size-{hardware.name}-{model.name}.png")
     return 0 if sizes[-1].best is not None else 1
 
@@ -58,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ttft-p99", type=float, default=1.0, help="P99 TTFT at most, s (default 1)")
     parser.add_argument("--stalled", type=float, default=0.01, help="share of requests that may stall (default 0.01)")
     parser.add_argument("--mem-fraction", type=float, default=_MEM_FRACTION, help="(weights + KV) / GPU memory")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="DIR")
+    parser.add_argument("--json", metavar="FILE", help="write the sizes as JSON; - prints them instead of the table")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write a plot here")
     return parser
 
 
@@ -75,10 +87,6 @@ def _check(args: argparse.Namespace) -> None:
     ):
         if value is not None and not low <= value <= high:
             raise ValueError(f"{name}: {value}, valid: {low:g} to {high:g}")
-
-
-def _model(name: str) -> Model:
-    return Model.from_config_json(Path(name)) if name.endswith(".json") else load_model(name)
 
 
 def _say(policy: str, point: Point) -> None:

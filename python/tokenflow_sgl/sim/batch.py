@@ -71,13 +71,15 @@ class Batcher:
             batch.decodes = True
 
     def _retract(self) -> None:
-        """Who has made least goes first, and of those the longest prompt, until the next step fits."""
+        """Who has made least goes first, and of those the longest prompt, until the next step fits.
+
+        The last one goes too. Alone it would always fit, so others hold what it lacks: copies under way, loads, a
+        prompt half computed. It comes back when they let go; to let it run would take pages that are not there.
+        """
         ex = self.ex
         order = sorted(ex.running.values(), key=lambda r: (r.output_at(ex.decodes), -r.prompt_tokens))
         for victim in order:
-            enough = ex.opening_pages() * ex.page <= ex.memory.free_tokens
-            alone = len(ex.running) == 1 and not ex.memory.loads and not any(r.held_pages for r in ex.waiting.values())
-            if enough or alone:
+            if ex.opening_pages() * ex.page <= ex.memory.free_tokens:
                 break
             kv = ex.leave(victim)
             ex.counters.retractions += 1

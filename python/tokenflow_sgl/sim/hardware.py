@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..workload.files import is_file, is_folder, read_utf8
+from ..workload.tables import shown
 from .fields import Fields
 
 HARDWARE_DIR = Path(__file__).parent / "hardware"
@@ -123,11 +125,12 @@ class Model:
     def from_config_json(cls, path: str | Path) -> Model:
         """A model from its Hugging Face config.json, or from the folder that holds it. Raises ValueError."""
         path = Path(path)
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            raise ValueError(f"config.json: {str(path)!r} is not a file, valid: a config.json or its folder")
+        path = path / "config.json" if is_folder(path) else path
+        if not is_file(path):
+            raise ValueError(f"config.json: {shown(str(path))} is not a file, valid: a config.json or its folder")
+        content = read_utf8(path, field="config.json")
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = json.loads(content)
         except ValueError as error:
             raise ValueError(f"{path}: not JSON ({error}), valid: a Hugging Face config.json") from error
         if not isinstance(config, dict):
@@ -172,7 +175,10 @@ def _refuse_what_is_not_dense(config: dict[str, Any], where: str) -> None:
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None:
         raise ValueError(f"{where}: sliding_window: {window!r} is windowed attention, valid: {valid}")
-    if odd := sorted(set(config.get("layer_types") or ()) - {"full_attention"}):
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError(f"{where}: layer_types: {str(kinds)[:200]}, valid: a list of texts")
+    if odd := sorted(set(kinds) - {"full_attention"}):
         raise ValueError(f"{where}: layer_types: {odd}, valid: {valid}")
 
 
@@ -191,8 +197,8 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     path = Path(name_or_path)
     if path.suffix != ".toml":
         path = HARDWARE_DIR / f"{name_or_path}.toml"
-    fields = _toml(path, f"hardware: {str(name_or_path)!r}, valid: {', '.join(list_hardware())} or a .toml file")
-    name = fields.text("name")
+    fields = _toml(path, f"hardware: {shown(str(name_or_path))}, valid: {', '.join(list_hardware())} or a .toml file")
+    name = fields.file_name("name")
     numbers: dict[str, float] = {}
     sources: list[tuple[str, str]] = []
     for field in _HARDWARE_NUMBERS:
@@ -211,26 +217,27 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
 def load_model(name_or_path: str | Path) -> Model:
     """A model by its name, by a TOML file, or by a config.json or the folder that holds one. Raises ValueError."""
     path = Path(name_or_path)
-    if path.suffix == ".json" or path.is_dir():
+    if str(name_or_path) and (path.suffix == ".json" or is_folder(path)):  # "" would be the current folder
         return Model.from_config_json(path)
     if path.suffix != ".toml":
         path = MODEL_DIR / f"{name_or_path}.toml"
     valid = f"{', '.join(list_models())}, a .toml file, a config.json or its folder"
-    fields = _toml(path, f"model: {str(name_or_path)!r}, valid: {valid}")
+    fields = _toml(path, f"model: {shown(str(name_or_path))}, valid: {valid}")
     shape = {
         key: fields.integer(key, at_least=1)
         for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "params")
     }
     tied = fields.flag_or("tied_embeddings", False)
-    model = Model(fields.text("name"), **shape, tied_embeddings=tied, source=fields.text("source"))
+    model = Model(fields.file_name("name"), **shape, tied_embeddings=tied, source=fields.text("source"))
     fields.done()
     return model
 
 
 def _toml(path: Path, missing: str) -> Fields:
-    if not path.is_file():
+    if not is_file(path):
         raise ValueError(missing)
+    content = read_utf8(path, field="file")
     try:
-        return Fields(tomllib.loads(path.read_text(encoding="utf-8")), f"{path.name}: ")
-    except tomllib.TOMLDecodeError as error:
+        return Fields(tomllib.loads(content), f"{path.name}: ")
+    except ValueError as error:  # of TOML, and of a number with more digits than Python reads
         raise ValueError(f"{path}: not TOML ({error}), valid: a TOML document") from error

@@ -10,12 +10,21 @@ from collections.abc import Mapping, Sequence
 
 from ..workload.arrivals import Request
 from .bounds import Wanted, goodput_bound_tok_s, ttft_p99_bound_s
+from .settings import can_serve
 from .world import World
 
 
 def bounds_of(requests: Sequence[Request], world: World, *, sent_s: Mapping[str, float]) -> dict[str, float]:
-    """ttft_p99_s and effective_goodput_tok_s. sent_s: when each was sent; follow-ups as the run had them."""
-    uncached = _uncached(requests, sent_s)
+    """ttft_p99_s and effective_goodput_tok_s. sent_s: when each was sent; follow-ups as the run had them.
+
+    Requests that no server can serve are left out: they take no time of the engine, and with their arrivals in its span
+    the goodput bound would be below what is reached. Where none is left nothing is delivered, and both are 0.
+    """
+    pool, page = world.pool_tokens, world.page_tokens
+    served = [r for r in requests if can_serve(r.prompt_len + r.answer_tokens, pool_tokens=pool, page_tokens=page)]
+    if not served:
+        return {"ttft_p99_s": 0.0, "effective_goodput_tok_s": 0.0}
+    uncached = _uncached(served, sent_s)
     wanted = [
         Wanted(sent_s[r.rid], prompt_tokens=r.prompt_len, new_tokens=new, answer_tokens=r.answer_tokens)
         for r, new in uncached

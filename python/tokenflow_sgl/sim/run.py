@@ -31,6 +31,7 @@ from .timing import TimingModel
 
 _IDLE_S = 0.01  # between two looks of an engine that has nothing to run and somebody away
 _STUCK_PASSES = 200_000  # idle passes in a row
+TOO_LONG = "longer than the whole KV pool"
 Progress = Callable[[int, int, float], None]  # requests done, of all known, simulated seconds
 
 
@@ -167,8 +168,8 @@ class Simulation:
         ex = self.ex
         sent_s = self.run_.sent_s.setdefault(request.rid, request.sent_s)
         prompt = request.prompt_len
-        if prompt + request.answer_tokens + ex.page > ex.settings.pool_tokens // ex.page * ex.page:
-            self._record(request, sent_s, (), error="longer than the whole KV pool")
+        if not ex.settings.can_serve(prompt_tokens=prompt, answer_tokens=request.answer_tokens):
+            self._record(request, sent_s, (), error=TOO_LONG)
             self._follow(request, ex.now_s)
             return None
         tree = ex.memory.tree

@@ -48,3 +48,12 @@ class EngineSettings:
                 raise ValueError(f"{name}={value!r}: valid are {', '.join(valid)}")
         if self.pool_tokens < self.page_tokens:
             raise ValueError(f"pool_tokens={self.pool_tokens}: valid is at least a page ({self.page_tokens})")
+
+    def can_serve(self, *, prompt_tokens: int, answer_tokens: int) -> bool:
+        """Whether the pool holds the request with nobody else there: one page stays free for the next token."""
+        return can_serve(prompt_tokens + answer_tokens, pool_tokens=self.pool_tokens, page_tokens=self.page_tokens)
+
+
+def can_serve(tokens: int, *, pool_tokens: int, page_tokens: int) -> bool:
+    """Whether a request of so many tokens, prompt and answer, is served at all; every server has the same limit."""
+    return tokens + page_tokens <= pool_tokens // page_tokens * page_tokens

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from ..core.qoe import StreamRecord
 from ..core.rivals.vllm import Vllm
 from ..workload.arrivals import Request
-from .run import Progress, Run, Simulation
+from .run import TOO_LONG, Progress, Run, Simulation
 from .settings import EngineSettings
 from .timing import StepWork, TimingModel
 
@@ -56,10 +56,15 @@ def simulate_two_pools(
     load_bytes_s: float,
     progress: Progress | None = None,
 ) -> Run:
-    """Raises ValueError for requests that follow others: a pool of its own for prompts does not see what was read."""
-    every = [*requests, *(dataclasses.replace(t, rid=f"twin-{t.rid}") for t in twins)]
-    if any(r.after is not None for r in every):
+    """Raises ValueError for requests that follow others: a pool of its own for prompts does not see what was read.
+
+    What the other servers refuse is refused here as well: with prompts computed elsewhere a little more would fit, and
+    a request that fails at one server and not at another makes their tables incomparable.
+    """
+    asked = [*requests, *(dataclasses.replace(t, rid=f"twin-{t.rid}") for t in twins)]
+    if any(r.after is not None for r in asked):
         raise ValueError("distserve: follow-up turns, valid: scenarios of single turns")
+    every = [r for r in asked if settings.can_serve(prompt_tokens=r.prompt_len, answer_tokens=r.answer_tokens)]
     first_s = _prompts(every, timing, settings.chunk_tokens)
     moved = [
         dataclasses.replace(
@@ -75,7 +80,7 @@ def simulate_two_pools(
         load_bytes_s=load_bytes_s, progress=progress,
     ).run()  # fmt: skip
     rest = {record.rid: record for record in run.records}
-    run.records = [_joined(r, first_s[r.rid], rest.get(r.rid)) for r in requests]
+    run.records = [_joined(r, first_s.get(r.rid), rest.get(r.rid)) for r in requests]
     return run
 
 
@@ -98,9 +103,12 @@ def _prompts(requests: Sequence[Request], timing: TimingModel, batch_tokens: int
     return done
 
 
-def _joined(request: Request, first_s: float, rest: StreamRecord | None) -> StreamRecord:
-    later = () if rest is None else rest.arrivals_s
+def _joined(request: Request, first_s: float | None, rest: StreamRecord | None) -> StreamRecord:
+    """A request that failed delivers nothing, its first token neither: it would count as a wait that ended."""
+    error = TOO_LONG if first_s is None else None if rest is None else rest.error
+    times: tuple[float, ...] = ()
+    if first_s is not None and error is None:
+        times = (first_s, *(() if rest is None else rest.arrivals_s))
     return StreamRecord(
-        request.rid, request.group, request.sent_s, (first_s, *later), request.read_rate_tok_s,
-        request.answer_tokens, None if rest is None else rest.error,
-    )  # fmt: skip
+        request.rid, request.group, request.sent_s, times, request.read_rate_tok_s, request.answer_tokens, error
+    )

@@ -67,6 +67,9 @@ def world_of(scenario: Scenario) -> World:
         if pool is None:
             assert gpu.mem_fraction is not None
             pool = pool_tokens(hardware, model, mem_fraction=gpu.mem_fraction)
+            if pool < gpu.page_tokens:
+                valid = f"one that leaves room for a page ({gpu.page_tokens} tokens), it leaves {pool} tokens"
+                raise ValueError(f"mem_fraction: {gpu.mem_fraction}, valid: {valid}")
     except ValueError as error:
         raise ScenarioError(f"gpu: {error}") from error
     timing = Roofline(hardware, model)

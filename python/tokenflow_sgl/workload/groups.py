@@ -14,6 +14,9 @@ from tokenflow_sgl.workload.lengths import Lengths, Lognormal, Normal, Range, bo
 from tokenflow_sgl.workload.tables import RANGE, Table
 from tokenflow_sgl.workload.traces import TRACES_VARIABLE, TraceRow, find_trace, read_trace
 
+MOST_REQUESTS = 10_000_000  # of a group, expected: beyond it nothing would come of a run but waiting
+MOST_S = 1e7
+LEAST_RATE, MOST_RATE = 1e-6, 1e6  # a second
 ARRIVALS = ("uniform", "poisson", "onoff", "trace")
 READERS = ("reader", "agent", "batch")
 _LENGTHS = f"{RANGE}, or {{ normal = [mean, sd], clip = [low, high] }}, or {{ lognormal = [mu, sigma], clip = .. }}"
@@ -85,9 +88,9 @@ def parse_group(table: Table, *, beside: Path | None) -> Group:
     arrival = table.choice("arrival", ARRIVALS)
     name = table.text("name")
     count, for_s = _how_many(table, arrival)
-    start_s = table.number("start_s", at_least=0.0)
-    over_s = table.number("over_s", at_least=0.0) if arrival == "uniform" else None
-    per_s = table.number("per_s", above=0.0) if arrival in ("poisson", "onoff") else None
+    start_s = table.number("start_s", at_least=0.0, at_most=MOST_S)
+    over_s = table.number("over_s", at_least=0.0, at_most=MOST_S) if arrival == "uniform" else None
+    per_s = table.number("per_s", at_least=LEAST_RATE, at_most=MOST_RATE) if arrival in ("poisson", "onoff") else None
     traced = arrival == "trace"
     reader = table.choice("class", READERS) if table.has("class") else "reader"
     group = Group(
@@ -101,14 +104,15 @@ def parse_group(table: Table, *, beside: Path | None) -> Group:
         answer_tokens=None if traced else _lengths(table, "answer_tokens"),
         read_rates=_read_rates(table, reader),
         for_s=for_s,
-        on_mean_s=table.number("on_mean_s", above=0.0) if arrival == "onoff" else None,
-        off_mean_s=table.number("off_mean_s", above=0.0) if arrival == "onoff" else None,
+        on_mean_s=_spell(table, "on_mean_s") if arrival == "onoff" else None,
+        off_mean_s=_spell(table, "off_mean_s") if arrival == "onoff" else None,
         trace=_trace(table, beside) if traced else None,
         session=_session(table.table("session")) if not traced and table.has("session") else None,
         max_tokens=table.integer("max_tokens", at_least=1) if table.has("max_tokens") else None,
         reader=reader,
     )
     _check_limit(table, group)
+    _check_number(table, group)
     table.done()
     return group
 
@@ -119,8 +123,12 @@ def _how_many(table: Table, arrival: str) -> tuple[int | None, float | None]:
         return None, None
     ends = table.one_of("count", "for_s") if arrival == "poisson" else "count" if arrival == "uniform" else "for_s"
     if ends == "count":
-        return table.integer("count", at_least=1), None
-    return None, table.number("for_s", above=0.0)
+        return table.integer("count", at_least=1, at_most=MOST_REQUESTS), None
+    return None, table.number("for_s", above=0.0, at_most=MOST_S)
+
+
+def _spell(table: Table, key: str) -> float:
+    return table.number(key, at_least=1 / MOST_RATE, at_most=MOST_S)
 
 
 def _lengths(table: Table, key: str) -> Lengths:
@@ -141,7 +149,7 @@ def _read_rates(table: Table, reader: str) -> tuple[ReadRate, ...]:
 
 
 def _read_rate(table: Table, reader: str) -> ReadRate:
-    rate = ReadRate(table.rate("tok_s"), table.integer("weight", at_least=1))
+    rate = ReadRate(table.rate("tok_s", at_least=LEAST_RATE, at_most=MOST_RATE), table.integer("weight", at_least=1))
     if reader != "reader" and not math.isinf(rate.tok_s):
         raise table.refuse("tok_s", rate.tok_s, f'"inf", or no read_rate, in a group of class {reader}')
     table.done()
@@ -150,7 +158,7 @@ def _read_rate(table: Table, reader: str) -> ReadRate:
 
 def _trace(table: Table, beside: Path | None) -> Trace:
     name = table.text("file")
-    scale = table.number("scale", above=0.0) if table.has("scale") else 1.0
+    scale = table.number("scale", above=0.0, at_most=MOST_S) if table.has("scale") else 1.0
     limit = table.integer("limit", at_least=1) if table.has("limit") else None
     path = find_trace(name, beside=beside)
     if path is None:
@@ -165,8 +173,10 @@ def _trace(table: Table, beside: Path | None) -> Trace:
 def _session(table: Table) -> Session:
     turns = table.token_range("turns")
     # What would be drawn and never used may still be written down: turns = [1, 1] is how one tries a scenario without.
-    think_s = table.number("think_s", at_least=0.0) if turns[1] > 1 or table.has("think_s") else 0.0
-    prefixes = table.integer("shared_prefixes", at_least=1) if table.has("shared_prefixes") else 0
+    think_s = table.number("think_s", at_least=0.0, at_most=MOST_S) if turns[1] > 1 or table.has("think_s") else 0.0
+    prefixes = 0
+    if table.has("shared_prefixes"):
+        prefixes = table.integer("shared_prefixes", at_least=1, at_most=MOST_REQUESTS)
     session = Session(turns, think_s, prefixes, table.token_range("shared_tokens") if prefixes else None)
     table.done()
     return session
@@ -181,3 +191,14 @@ def _check_limit(table: Table, group: Group) -> None:
         longest = bounds(group.answer_tokens)[1]
     if group.max_tokens < longest:
         raise table.refuse("max_tokens", group.max_tokens, f"a whole number >= {longest}, the longest answer")
+
+
+def _check_number(table: Table, group: Group) -> None:
+    """A rate and a time that are each valid may together be more than any machine draws."""
+    if group.for_s is None or group.per_s is None:
+        return
+    expected = group.per_s * group.for_s
+    spells = group.for_s / (group.on_mean_s + group.off_mean_s) if group.on_mean_s and group.off_mean_s else 0.0
+    if max(expected, spells) > MOST_REQUESTS:
+        valid = f"a time in which at most {MOST_REQUESTS} requests, and spells, are expected"
+        raise table.refuse("for_s", group.for_s, valid)

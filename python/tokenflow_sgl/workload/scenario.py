@@ -1,7 +1,7 @@
 """Scenarios: what arrives, and the settings that make memory the limit, read from TOML.
 
 Owns the file format but for its groups (groups.py). Draws nothing (arrivals.py does) and starts nothing. Invariant: a
-loaded scenario is frozen and carries the hash of its text and of the traces it reads, so that a result can name exactly
+loaded scenario is frozen and carries the hash of its text and of the files it names, so that a result can name exactly
 what it was made from.
 """
 
@@ -13,8 +13,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenflow_sgl.workload.files import beside_scenario, is_file, read_utf8
 from tokenflow_sgl.workload.groups import Group, ReadRate, parse_group
-from tokenflow_sgl.workload.tables import ScenarioError, Table
+from tokenflow_sgl.workload.tables import ScenarioError, Table, shown
 
 __all__ = [
     "GpuSettings",
@@ -67,7 +68,7 @@ class GpuSettings:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """name, what it is about, the groups whose first token is judged (none: all alike), what live servers and what the
-    simulated GPU are set to (at least one is there), groups, SHA-256 of the text and of the traces.
+    simulated GPU are set to (at least one is there), groups, SHA-256 of the text and of the files it names.
     """
 
     name: str
@@ -111,24 +112,27 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     path = Path(name_or_path)
     if path.suffix != ".toml":
         path = SCENARIO_DIR / f"{name_or_path}.toml"
-    if not path.is_file():
-        raise ScenarioError(f"scenario: {str(name_or_path)!r}, valid: {', '.join(list_scenarios())} or a .toml file")
-    return parse_scenario(path.read_text(encoding="utf-8"), beside=path.parent)
+    if not is_file(path):
+        raise ScenarioError(
+            f"scenario: {shown(str(name_or_path))}, valid: {', '.join(list_scenarios())} or a .toml file"
+        )
+    return parse_scenario(read_utf8(path, field="scenario"), beside=path.parent)
 
 
 def parse_scenario(text: str, *, beside: Path | None = None) -> Scenario:
     """A scenario from TOML text. Raises ScenarioError naming field, value and what is valid.
 
-    beside: the folder where its traces are looked up first; None: only where TOKENFLOW_TRACES says.
+    beside: the folder where its traces are looked up first, and from which paths of hardware and model files start;
+    None: only where TOKENFLOW_TRACES says, and in the current one.
     """
     try:
         table = Table(tomllib.loads(text), "")
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, and of a number with more digits than Python reads
         raise ScenarioError(f"scenario: not TOML ({error}), valid: a TOML document") from error
-    name, about = table.text("name"), table.text("about")
+    name, about = table.file_name("name"), table.text("about")
     newcomers = table.texts("newcomers")
     server = _server(table.table("server")) if table.has("server") else None
-    gpu = _gpu(table.table("gpu")) if table.has("gpu") else None
+    gpu = _gpu(table.table("gpu"), beside) if table.has("gpu") else None
     if server is None and gpu is None:
         raise ScenarioError("server: missing, valid: a table [server] for live servers, [gpu] to simulate, or both")
     groups = tuple(parse_group(group, beside=beside) for group in table.tables("group"))
@@ -138,14 +142,19 @@ def parse_scenario(text: str, *, beside: Path | None = None) -> Scenario:
         raise ScenarioError(f"group.name: {names}, valid: each name once")
     if unknown := set(newcomers) - set(names):
         raise ScenarioError(f"newcomers: {sorted(unknown)}, valid: names of groups ({', '.join(names)})")
-    return Scenario(name, about, newcomers, server, gpu, groups, _hash(text, groups))
+    return Scenario(name, about, newcomers, server, gpu, groups, _hash(text, groups, gpu))
 
 
-def _hash(text: str, groups: tuple[Group, ...]) -> str:
+def _hash(text: str, groups: tuple[Group, ...], gpu: GpuSettings | None) -> str:
+    """Of all that the scenario says: a GPU of its own is part of it, one that comes with the package is not."""
     digest = hashlib.sha256(text.encode())
     for group in groups:
         if group.trace is not None:
             digest.update(group.trace.path.read_bytes())
+    for name in () if gpu is None else (gpu.hardware, gpu.model):
+        for path in (Path(name), Path(name) / "config.json"):
+            if "/" in name and is_file(path):
+                digest.update(read_utf8(path, field="gpu").encode())
     return digest.hexdigest()
 
 
@@ -164,11 +173,11 @@ def _server(table: Table) -> ServerSettings:
     return settings
 
 
-def _gpu(table: Table) -> GpuSettings:
+def _gpu(table: Table, beside: Path | None) -> GpuSettings:
     sized_by = table.one_of("mem_fraction", "kv_pool_tokens")
     settings = GpuSettings(
-        hardware=table.text("hardware"),
-        model=table.text("model"),
+        hardware=beside_scenario(table.text("hardware"), beside),
+        model=beside_scenario(table.text("model"), beside),
         mem_fraction=table.share("mem_fraction") if sized_by == "mem_fraction" else None,
         kv_pool_tokens=table.integer("kv_pool_tokens", at_least=1) if sized_by == "kv_pool_tokens" else None,
         page_tokens=table.integer("page_tokens", at_least=1),
@@ -178,6 +187,9 @@ def _gpu(table: Table) -> GpuSettings:
     )
     if settings.kv_pool_tokens is not None:
         _check_pages(table, settings.kv_pool_tokens, page_tokens=settings.page_tokens)
+    if settings.chunked_prefill_tokens < settings.page_tokens:  # prompts are cut at pages: none would ever be computed
+        valid = f"at least page_tokens ({settings.page_tokens})"
+        raise table.refuse("chunked_prefill_tokens", settings.chunked_prefill_tokens, valid)
     table.done()
     return settings
 

@@ -7,10 +7,15 @@ nobody took, so that a misspelt key cannot silently measure something other than
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-RANGE = "[low, high], whole numbers, 1 <= low <= high"
+MOST = 10**18  # of any number: beyond it a product of a few no longer fits a float
+MOST_TOKENS = 10_000_000  # of one length
+RANGE = f"[low, high], whole numbers, 1 <= low <= high <= {MOST_TOKENS}"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_SHOWN = 200  # characters of a wrong value
 
 
 class ScenarioError(ValueError):
@@ -28,11 +33,11 @@ class Table:
     def done(self) -> None:
         """Refuse the keys that nobody took."""
         for key, value in self._left.items():
-            raise ScenarioError(f"{self._where}{key}: {value!r}, unknown key, valid: {', '.join(self._known)}")
+            raise ScenarioError(f"{self._where}{key}: {shown(value)}, unknown key, valid: {', '.join(self._known)}")
 
     def refuse(self, key: str, value: object, valid: str) -> ScenarioError:
         """The error to raise for a value that is wrong beside others."""
-        return ScenarioError(f"{self._where}{key}: {value!r}, valid: {valid}")
+        return ScenarioError(f"{self._where}{key}: {shown(value)}, valid: {valid}")
 
     def has(self, key: str) -> bool:
         """Whether an optional key is there; either way it is known from now on."""
@@ -60,6 +65,14 @@ class Table:
             raise self.refuse(key, value, "a text that is not empty")
         return value
 
+    def file_name(self, key: str) -> str:
+        """A text that results are filed under: with a slash in it they would be written outside of their folder."""
+        valid = "1 to 100 letters, digits, '.', '_' or '-', the first no '.'"
+        value = self._take(key, valid)
+        if not isinstance(value, str) or not _FILE_NAME.fullmatch(value):
+            raise self.refuse(key, value, valid)
+        return value
+
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._take(key, "a list of texts")
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -78,16 +91,20 @@ class Table:
             raise self.refuse(key, value, "true, false")
         return value
 
-    def integer(self, key: str, *, at_least: int) -> int:
-        value = self._take(key, f"a whole number >= {at_least}")
-        if type(value) is not int or value < at_least:
-            raise self.refuse(key, value, f"a whole number >= {at_least}")
+    def integer(self, key: str, *, at_least: int, at_most: int = MOST) -> int:
+        valid = f"a whole number >= {at_least}, up to {at_most:.12g}"
+        value = self._take(key, valid)
+        if type(value) is not int or not at_least <= value <= at_most:
+            raise self.refuse(key, value, valid)
         return value
 
-    def number(self, key: str, *, at_least: float | None = None, above: float | None = None) -> float:
+    def number(
+        self, key: str, *, at_least: float | None = None, above: float | None = None, at_most: float = MOST
+    ) -> float:
         valid = f"a number >= {at_least:g}" if at_least is not None else f"a number > {above:g}"
+        valid += f", up to {at_most:.12g}"
         value = self._take(key, valid)
-        if not _is_number(value):
+        if not _is_number(value) or value > at_most:
             raise self.refuse(key, value, valid)
         if (at_least is not None and value < at_least) or (above is not None and value <= above):
             raise self.refuse(key, value, valid)
@@ -101,13 +118,13 @@ class Table:
             raise self.refuse(key, value, valid)
         return float(value)
 
-    def rate(self, key: str) -> float:
-        """A number above 0; the text "inf" is infinite."""
-        valid = 'a number > 0, or "inf"'
+    def rate(self, key: str, *, at_least: float, at_most: float) -> float:
+        """The text "inf" is infinite."""
+        valid = f'a number > 0, {at_least:g} to {at_most:g}, or "inf"'
         value = self._take(key, valid)
         if value == "inf":
             return math.inf
-        if not _is_number(value) or value <= 0:
+        if not _is_number(value) or not at_least <= value <= at_most:
             raise self.refuse(key, value, valid)
         return float(value)
 
@@ -125,7 +142,7 @@ class Table:
         value = self._take(key, valid)
         if not isinstance(value, list) or len(value) != 2 or not all(type(item) is int for item in value):
             raise self.refuse(key, value, valid)
-        if not 1 <= value[0] <= value[1]:
+        if not 1 <= value[0] <= value[1] <= MOST_TOKENS:
             raise self.refuse(key, value, valid)
         return value[0], value[1]
 
@@ -149,4 +166,13 @@ class Table:
 
 def _is_number(value: object) -> bool:
     # Compared and not converted: a whole number of 400 digits fits in no float. NaN fails every comparison.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
+
+
+def shown(value: object) -> str:
+    """On one line of sensible length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no whole number of more than 4300 digits
+        return f"{type(value).__name__} with more digits than can be printed"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from tokenflow_sgl.workload.files import is_file
 from tokenflow_sgl.workload.tables import ScenarioError
 
 TRACES_VARIABLE = "TOKENFLOW_TRACES"
@@ -41,10 +42,10 @@ class TraceRow:
 def find_trace(name: str, *, beside: Path | None) -> Path | None:
     """The file of a trace: beside the scenario, then in the folder that TOKENFLOW_TRACES names; None if in neither."""
     if Path(name).is_absolute():
-        return Path(name) if Path(name).is_file() else None
+        return Path(name) if is_file(Path(name)) else None
     folder = os.environ.get(TRACES_VARIABLE)
     places = (beside, Path(folder) if folder else None)
-    return next((place / name for place in places if place is not None and (place / name).is_file()), None)
+    return next((place / name for place in places if place is not None and is_file(place / name)), None)
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> Iterator[TraceRow]:
