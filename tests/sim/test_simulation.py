@@ -204,6 +204,34 @@ def test_a_part_of_the_host_pool_is_kept_free_as_the_shipped_tier_does():
     assert free["tokenflow"] >= 4 > free["vllm-offload"]
 
 
+def crowd(rng):
+    """A pool of a few pages, answers that nearly fill it, and a link of any speed."""
+    page = rng.choice([1, 4, 16])
+    pool = page * rng.randint(8, 60)
+    requests = []
+    for i in range(rng.randint(2, 14)):
+        prompt = rng.randint(1, max(1, pool // 3))
+        most = pool - page - prompt - 1 if rng.random() < 0.5 else pool // 4
+        answer, at_s = rng.randint(1, max(1, most)), rng.random() * rng.choice([0, 1, 20])
+        if prompt + answer + page <= pool:
+            requests.append(ask(f"r{i:02}", prompt=prompt, answer=answer, at_s=at_s))
+    sizes = {
+        "pool_tokens": pool, "page_tokens": page, "chunk_tokens": page * rng.randint(1, 8),
+        "max_running": rng.randint(1, 8), "host_tokens": page * rng.randint(0, 80),
+        "store_bytes_s": rng.choice([5.0, 50.0, 1e3, 1e5]),
+    }  # fmt: skip
+    return requests, sizes
+
+
+@pytest.mark.parametrize("seed", [*range(1, 13), 57])
+def test_in_a_tiny_pool_nobody_keeps_the_others_out_for_ever(seed):
+    # Of seed 57: three were loaded back, and what was kept for each left no room for the rest of any of them.
+    requests, sizes = crowd(random.Random(seed))
+    for name in ("tokenflow", "tokenflow-no-forecast", "tokenflow-mixed", "andes", "vlt"):
+        run, _ = simulate(name, requests, **sizes)
+        assert len(run.records) == len(requests) and not any(r.failed for r in run.records), name
+
+
 def test_settings_name_what_is_wrong():
     good = settings_of(RIVALS["tokenflow"])
     with pytest.raises(ValueError, match=r"batching='odd': valid are prefill_first, mixed"):

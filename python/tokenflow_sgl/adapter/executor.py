@@ -313,7 +313,10 @@ class SglangExecutor:
             if req.rid in named and req.tokenflow.cached_tokens and not self._is_stale(req):
                 self._kept.append(tree.lock(req.last_node))
 
-    def batch_formed(self) -> None:
+    def batch_formed(self, batch: Any) -> None:
+        refused = self.admission.refused
+        if batch is None and refused and self.tier is not None and not self.running_batch.reqs:
+            self.tier.make_way(refused[0])
         for lock in self._kept:
             self.scheduler.tree_cache.unlock(lock)
         self._kept.clear()

@@ -155,13 +155,23 @@ class HostTier:
         pin = self._pins.pop(id(req), None)
         if pin is not None:
             self.tree.dec_host_lock_ref(*pin)
+        self._let_go_held(req)
+        for load in self.loads:
+            if load.req is req:
+                load.req = None
+
+    def _let_go_held(self, req: Any) -> None:
         held = self._held.pop(id(req), None)
         if held is not None:
             self.tree.unlock(held[1])
             self.changes += 1
-        for load in self.loads:
-            if load.req is req:
-                load.req = None
+
+    def make_way(self, rid: str) -> None:
+        """An empty engine refused `rid`: what was loaded for others keeps it out, and them as well. Their pages stay
+        in the tree while there is room, and on the host."""
+        for req, _, _ in list(self._held.values()):
+            if req.rid != rid:
+                self._let_go_held(req)
 
     def forget(self) -> None:
         """The tree was emptied, and both pools: no receipt is worth anything, and whoever waits is computed again. A

@@ -225,7 +225,7 @@ class TokenFlowScheduler(Scheduler):
             led = plan.why.get("led_by_forecast", 0.0) > 0.0
             self.ledger.counters["publishes_led_by_forecast"] += len(plan.publish) if led else 0
         result = super().get_next_batch_to_run(running_batch, last_batch)
-        executor.batch_formed()
+        executor.batch_formed(result.batch_to_run)
         self._applied(result.batch_to_run)
         executor.running_batch = executor.last_batch = None
         self._steps += 1

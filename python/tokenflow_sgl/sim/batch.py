@@ -52,7 +52,7 @@ class Batcher:
             self._prefill(batch, len(ex.running) if mixed else 0)
         if not batch.prefill and not mixed:
             self._decode(batch)
-        ex.batch_formed()
+        ex.batch_formed(empty=not batch.prefill and not batch.decodes)
         ex.rode_along = bool(batch.prefill) and batch.decodes and ex.settings.batching == "mixed_chunk"
         return batch
 

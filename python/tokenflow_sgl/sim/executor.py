@@ -262,7 +262,13 @@ class SimExecutor:
                 self.memory.tree.lock(req.path)
                 self._kept.append(req)
 
-    def batch_formed(self) -> None:
+    def batch_formed(self, *, empty: bool) -> None:
+        """In an empty engine what was loaded for others must not keep out who is let in: adapter/kv.py, make_way."""
+        if empty and not self.running and self.outcome.refused:
+            for req in self.waiting.values():
+                if req.held_pages and req.rid != self.outcome.refused[0]:
+                    self.memory.tree.unlock(req.path)
+                    req.held_pages, req.view = 0, None
         for req in self._kept:
             self.memory.tree.unlock(req.path)
         self._kept.clear()
