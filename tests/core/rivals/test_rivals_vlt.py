@@ -7,7 +7,7 @@ import pytest
 from support.standin import Job, StandIn
 from support.views import engine, request
 from tokenflow_sgl.core.config import PolicyConfig
-from tokenflow_sgl.core.rivals.vlt import VirtualLag
+from tokenflow_sgl.core.rivals.vlt import ROUND_STEPS, VirtualLag
 from tokenflow_sgl.core.types import Applied, Arrived, Phase, ReaderClass, Tick
 
 
@@ -72,6 +72,21 @@ def test_who_ran_longest_makes_room_for_the_largest_lag():
 def test_where_all_that_waits_fits_it_is_first_come_first_served():
     plan = rotating().plan(view(waits("new"), gone(), free=400))
     assert (plan.park, plan.admit) == ((), ("gone", "new"))
+
+
+def test_rotated_streams_come_back_in_rounds_and_newcomers_at_once():
+    p = rotating()
+    p.observe(arrived("back"))
+    p.observe(Applied(admitted=(("back", 100, 0),)))
+    p.observe(Applied(parked=("back",)))
+    p.observe(Applied(admitted=(("back", 100, 0),)))  # a return: the round begins
+    p.observe(Applied(parked=("back",)))
+    back = request("back", Phase.PARKED, context=250)
+    for steps in range(ROUND_STEPS + 1):
+        plan = p.plan(view(back, waits("new")))
+        assert ("back" in plan.admit) == (steps == ROUND_STEPS), steps
+        assert "new" in plan.admit or steps == ROUND_STEPS
+        p.observe(Applied(decoding=2))
 
 
 def test_a_stream_runs_its_minimum_before_it_goes():
