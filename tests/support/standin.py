@@ -70,7 +70,7 @@ class Req:
     rid: Rid
     output_ids: list[int] = field(default_factory=list)
     finished_reason: str | None = None
-    tokenflow: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(gone=False, arrived=False))
+    tokenflow: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(parent=None, gone=False, arrived=False))
     admitted: bool = False
     pages: int = 0  # held while prefilling or running
     kv_tokens: int = 0  # of these, written
