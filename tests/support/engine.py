@@ -275,6 +275,11 @@ class Engine:
 
         return int(self.scheduler.tree_cache.evict(EvictParams(num_tokens=10**9)).num_tokens_evicted)
 
+    def settle_stores(self) -> None:
+        """Wait until every copy to the host begun so far has ended, so that how busy the machine is decides nothing."""
+        for ack in self.scheduler.tree_cache.cache_controller.ack_write_queue:
+            ack.finish_event.synchronize()
+
     def free_tokens(self) -> int:
         scheduler = self.scheduler
         return int(scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size())

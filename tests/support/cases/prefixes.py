@@ -40,7 +40,7 @@ def frees(engine: Engine) -> dict[str, Any]:
     script = scripted(
         ("a", 20, 5), ("b", 35, 5), ("c", 50, 5), ("a", 65, 5), ("b", 65, 5), publish=24
     )  # fmt: skip
-    report = play(engine, asks, script)
+    report = play(engine, asks, script, each=Engine.settle_stores)  # an open copy would keep what is to be freed
     del engine.scheduler.executor.park
     return {"report": report, "parks": found}
 
