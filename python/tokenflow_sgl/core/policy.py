@@ -144,9 +144,9 @@ class TokenFlowPolicy:
         running: list[RequestView] = []
         prefilling: list[RequestView] = []
         waiting: list[RequestView] = []
-        by_phase = {Phase.RUNNING: running, Phase.PREFILL: prefilling}
-        for r in view.requests():
-            by_phase.get(r.phase, waiting).append(r)
+        for r in view.requests():  # hundreds: no hash of an enum for each
+            phase = r.phase
+            (running if phase is Phase.RUNNING else prefilling if phase is Phase.PREFILL else waiting).append(r)
         shortage = opens_tokens([*running, *prefilling], view.page_tokens) + view.promised_tokens
         shortage -= view.device_free_tokens
         growth = self.config.growth_tokens

@@ -101,7 +101,11 @@ class Returns:
             if loading or (r.held_tokens and refused):
                 q.booked_tokens += self.need_tokens(r)
             elif s is not None and not refused:
-                known.append((self.virtual_slack_s(s) if s.buffer is None else s.buffer.lead_s(now_s), r, s))
+                buffer = s.buffer
+                left_s = self.virtual_slack_s(s) if buffer is None else buffer.slack_s(now_s)
+                if left_s <= 0.0 and buffer is not None:
+                    left_s = buffer.lead_s(now_s)
+                known.append((left_s, r, s))
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
         longest_s = self._longest_s(known, ahead_tokens)
