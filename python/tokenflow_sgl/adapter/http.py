@@ -19,12 +19,10 @@ import orjson
 
 from . import rates, rids
 from .acks import MAX_INDEX, AckBook
-from .keepalive import KeepAlive
+from .keepalive import KeepAlive, Message, Send
 from .rates import BadField
 
-Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 CHAT = "/v1/chat/completions"
@@ -181,9 +179,9 @@ def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Serv
         # Upstream fails on it inside a 200 response.
         raise BadField("rid", rid, rids.VALID_RID + "; a list only for a list of prompts")
     rids.check_rid(rid, server.live_rids)
-    if server.acks is not None and isinstance(rid, str) and rid in server.acks:
-        # Upstream does not know it yet, or no more: a second token would leave the first stream without one.
-        raise BadField("rid", rid, "an id that no live request has: this one is still running")
+    if server.acks is not None and isinstance(rid, str):
+        # Upstream may not know it yet, or no more: a second token would leave the first stream without one.
+        rids.check_rid(rid, server.acks)
     return rid if isinstance(rid, str) else None
 
 

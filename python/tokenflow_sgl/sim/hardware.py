@@ -177,7 +177,7 @@ def _refuse_what_is_not_dense(config: dict[str, Any], where: str) -> None:
         raise ValueError(f"{where}: sliding_window: {window!r} is windowed attention, valid: {valid}")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError(f"{where}: layer_types: {str(kinds)[:200]}, valid: a list of texts")
+        raise ValueError(f"{where}: layer_types: {shown(kinds)}, valid: a list of texts")
     if odd := sorted(set(kinds) - {"full_attention"}):
         raise ValueError(f"{where}: layer_types: {odd}, valid: {valid}")
 
