@@ -144,9 +144,10 @@ class TokenFlowPolicy:
         running: list[RequestView] = []
         prefilling: list[RequestView] = []
         waiting: list[RequestView] = []
+        is_running, is_prefilling = Phase.RUNNING, Phase.PREFILL
         for r in view.requests():  # hundreds: no hash of an enum for each
             phase = r.phase
-            (running if phase is Phase.RUNNING else prefilling if phase is Phase.PREFILL else waiting).append(r)
+            (running if phase is is_running else prefilling if phase is is_prefilling else waiting).append(r)
         shortage = opens_tokens([*running, *prefilling], view.page_tokens) + view.promised_tokens
         shortage -= view.device_free_tokens
         growth = self.config.growth_tokens

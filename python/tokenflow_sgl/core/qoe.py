@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from operator import sub
 
 STALL_GRACE_S = 0.250
 GOODPUT_TTFT_S = 0.500
@@ -76,8 +77,11 @@ def display_times(arrivals_s: Sequence[float], read_rate_tok_s: float) -> tuple[
     """When a paced reader shows each token, in seconds: d_1 = a_1, d_j = max(a_j, d_{j-1} + 1/R) (design 1.4)."""
     pace_s = 1.0 / read_rate_tok_s
     shown: list[float] = []
-    for arrival_s in arrivals_s:
-        shown.append(max(arrival_s, shown[-1] + pace_s) if shown else arrival_s)
+    last_s = -math.inf
+    for arrival_s in arrivals_s:  # spelled out: it is called for every token of every run
+        due_s = last_s + pace_s
+        last_s = arrival_s if arrival_s > due_s else due_s
+        shown.append(last_s)
     return tuple(shown)
 
 
@@ -99,7 +103,7 @@ def completion_s(record: StreamRecord) -> float:
 def tbt_s(record: StreamRecord) -> tuple[float, ...]:
     """Seconds between tokens as the reader sees them, d_j - d_{j-1}: one fewer than tokens (design 1.4)."""
     shown = _shown(record.arrivals_s, record.read_rate_tok_s)
-    return tuple(later - earlier for earlier, later in pairwise(shown))
+    return tuple(map(sub, shown[1:], shown))
 
 
 def stall_intervals(record: StreamRecord) -> tuple[tuple[float, float], ...]:
@@ -107,7 +111,8 @@ def stall_intervals(record: StreamRecord) -> tuple[tuple[float, float], ...]:
     pace_s = 1.0 / record.read_rate_tok_s
     shown = _shown(record.arrivals_s, record.read_rate_tok_s)
     limit_s = pace_s + STALL_GRACE_S + _ROUNDING_S
-    return tuple((earlier + pace_s, later) for earlier, later in pairwise(shown) if later - earlier > limit_s)
+    late = [number for number, gap_s in enumerate(tbt_s(record)) if gap_s > limit_s]
+    return tuple((shown[number] + pace_s, shown[number + 1]) for number in late)
 
 
 @_kept
@@ -181,7 +186,9 @@ def effective_throughput_tok_s(records: Sequence[StreamRecord]) -> float:
 @_kept
 def _earned(record: StreamRecord) -> float:
     answer = len(record.arrivals_s)
-    return sum(effective_weight(buffered, answer) for buffered in buffers_at_production(record))
+    buffers = buffers_at_production(record)
+    weights = [effective_weight(buffered, answer) for buffered in range(max(buffers, default=0) + 1)]
+    return sum([weights[buffered] for buffered in buffers])
 
 
 def andes_qoe(record: StreamRecord, *, ttft_target_s: float = ANDES_TTFT_TARGET_S) -> float:
@@ -197,10 +204,13 @@ def andes_qoe(record: StreamRecord, *, ttft_target_s: float = ANDES_TTFT_TARGET_
     if math.isinf(record.read_rate_tok_s):
         raise ValueError(f"andes_qoe of {record.rid}: read_rate_tok_s is inf, valid: a finite rate")
     pace_s = 1.0 / record.read_rate_tok_s
-    since_sent = [max(arrival_s - record.sent_s, ttft_target_s) for arrival_s in record.arrivals_s]
+    sent_s = record.sent_s
+    waits = [arrival_s - sent_s for arrival_s in record.arrivals_s]
+    since_sent = [wait_s if wait_s > ttft_target_s else ttft_target_s for wait_s in waits]
     actual = display_times(since_sent, record.read_rate_tok_s)
-    delay = sum(shown_s - (ttft_target_s + index * pace_s) for index, shown_s in enumerate(actual))
-    area = sum(actual[-1] + pace_s - shown_s for shown_s in actual)
+    end_s = actual[-1] + pace_s
+    delay = sum([shown_s - (ttft_target_s + index * pace_s) for index, shown_s in enumerate(actual)])
+    area = sum([end_s - shown_s for shown_s in actual])
     return 1.0 - max(delay, 0.0) / (max(delay, 0.0) + area)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from .config import PolicyConfig
 from .cost import CostBelief
@@ -16,6 +17,7 @@ from .preempt import Candidate
 from .streams import Stream, Streams
 from .types import EngineView, Phase, RequestView, Rid
 
+_SLACK = itemgetter(0)
 _FAR_S = 5.0  # of slack beyond what a return can take: such streams need no order among those that are due
 Rank = Callable[[Stream, float, float, float], float]  # of (stream, slack, wait, prefill), in seconds
 
@@ -85,38 +87,44 @@ class Returns:
         returns before it, nears eps.
         """
         q = Queue()
-        known: list[tuple[float, RequestView, Stream]] = []
+        near: list[tuple[float, RequestView, Stream]] = []
+        parked: list[tuple[float, RequestView, Stream]] = []
         ahead_tokens = 0  # of copies before this one
         first_tokens = 0  # to be computed for those that come in before anybody else
-        by_rid, now_s = self.streams.by_rid, self.now_s
+        most = copied = 0
+        by_rid, now_s, is_loading = self.streams.by_rid, self.now_s, Phase.LOADING
         for r in waiting:
-            s = by_rid.get(r.rid)
-            refused = s is not None and s.refused_until_s > now_s
-            loading = r.phase is Phase.LOADING
-            if loading:
+            if r.phase is is_loading:
                 q.loading += 1
                 ahead_tokens += max(0, r.context_tokens - r.cached_tokens - r.takes_tokens)
-            if loading or r.held_tokens:
                 first_tokens += r.takes_tokens
-            if loading or (r.held_tokens and refused):
                 q.booked_tokens += self.need_tokens(r)
-            elif s is not None and not refused:
-                buffer = s.buffer
-                left_s = self.virtual_slack_s(s) if buffer is None else buffer.slack_s(now_s)
-                if left_s <= 0.0 and buffer is not None:
-                    left_s = buffer.lead_s(now_s)
-                known.append((left_s, r, s))
+                continue
+            s = by_rid.get(r.rid)
+            first_tokens += r.takes_tokens if r.held_tokens else 0
+            if s is None:
+                continue
+            if s.refused_until_s > now_s:
+                q.booked_tokens += self.need_tokens(r) if r.held_tokens else 0
+                continue
+            buffer = s.buffer
+            left_s = self.virtual_slack_s(s) if buffer is None else buffer.slack_s(now_s)
+            if left_s <= 0.0 and buffer is not None:
+                left_s = buffer.lead_s(now_s)
+            (parked if s.output_tokens and not r.held_tokens else near).append((left_s, r, s))
+            context = r.context_tokens
+            if context > most:
+                most = context
+            copied += r.host_hit_tokens
         q.ahead_s = self.cost.prefill_s(first_tokens) if first_tokens else 0.0
         q.ahead_tokens = ahead_tokens
-        longest_s = self._longest_s(known, ahead_tokens)
-        near: list[tuple[float, RequestView, Stream]] = []
-        far: list[tuple[float, RequestView, Stream]] = []
-        for entry in known:
-            # Most of those that are parked are far from due: what their return takes need not be known.
-            is_far = entry[0] > longest_s + _FAR_S and not entry[1].held_tokens and not entry[2].unstarted
-            (far if is_far else near).append(entry)
+        longest_s = self._longest_s(most, ahead_tokens + copied)
+        # Most of those that are parked are far from due: what their return takes need not be known.
+        far_s = longest_s + _FAR_S
+        far = [entry for entry in parked if entry[0] > far_s]
+        near += [entry for entry in parked if entry[0] <= far_s]
         self._place_all(q, near, longest_s)
-        if far and min([entry[0] for entry in far]) - q.ahead_s > longest_s:
+        if far and min(map(_SLACK, far)) - q.ahead_s > longest_s:
             q.early += far
         else:
             self._place_all(q, far, longest_s)
@@ -166,10 +174,9 @@ class Returns:
         q.ahead_s += more_s
         q.ahead_tokens += r.host_hit_tokens if way.loads else 0
 
-    def _longest_s(self, known: Sequence[tuple[float, RequestView, Stream]], ahead_tokens: int) -> float:
-        """Slack with which nobody is due, whichever way each comes in and whoever comes before."""
-        most = max([r.context_tokens for _, r, _ in known], default=0)
-        copied = ahead_tokens + sum([r.host_hit_tokens for _, r, _ in known])
+    def _longest_s(self, most: int, copied: int) -> float:
+        """Slack with which nobody is due, whichever way each comes in and whoever comes before; `most` tokens are the
+        context of the longest, `copied` those of all copies."""
         in_s = self.cost.load_s(most, copied) + self.cost.prefill_s(most) + self.cost.load.seconds(copied + most)
         return in_s + self.cost.step_s + self.config.eps_s + self.config.overhead_s
 
@@ -187,8 +194,9 @@ class Returns:
                 yield self._candidate(r, s, slack_s, way.copy_s + way.compute_s + self.config.overhead_s)
 
     def _early_order(self, entry: tuple[float, RequestView, Stream]) -> tuple[int, bool, int, Rid]:
-        _, r, s = entry
-        return (-r.priority, not self._holds_back(r, s), r.output_tokens - r.max_output_tokens, r.rid)
+        slack_s, r, s = entry
+        shows = slack_s > 0.0 and s.buffer is not None  # then nobody waits, and nobody holds back
+        return (-r.priority, shows or not self._holds_back(r, s), r.output_tokens - r.max_output_tokens, r.rid)
 
     def _holds_back(self, r: RequestView, s: Stream) -> bool:
         """Memory kept for one that can never fit would be lost to all. It comes in alone at the latest, and then it
@@ -213,9 +221,11 @@ class Returns:
         return q.dry if lines_up else q.due
 
     def _sort(self, q: Queue, waiting: Sequence[RequestView]) -> None:
+        if not q.dry and not q.other:
+            return
         own = {r.rid: -r.priority for r in waiting}
         started = {r.rid for r in waiting if r.output_tokens}
-        highest = min(own.values(), default=0)
+        highest = min(own.values())
 
         def place(c: Candidate) -> tuple[float, bool, float, int, Rid]:
             # Newcomers of a higher priority must not keep an answer that began from ever going on.

@@ -93,8 +93,8 @@ class Batcher:
         ex = self.ex
         if ex.reserve_tokens is not None:
             return ex.reserve_tokens
-        future = sum(min(r.max_tokens - r.output_at(ex.decodes), _CLIP_MAX_NEW) for r in ex.running.values())
-        return future * self.ratio
+        left = [r.max_tokens - r.output_at(ex.decodes) for r in ex.running.values()]
+        return sum([_CLIP_MAX_NEW if tokens > _CLIP_MAX_NEW else tokens for tokens in left]) * self.ratio
 
     def _prefill(self, batch: Batch, decoding: int) -> None:
         ex, memory = self.ex, self.ex.memory

@@ -134,32 +134,37 @@ class SimExecutor:
 
     def _requests(self) -> list[RequestView]:
         self._forget_what_changed()
-        views = [self._running(r) for r in self.running.values()]
+        views = self._running()
         unmerged = [r for r in self.prefilled if not r.finished]
         if self.chunked is not None and self.chunked not in unmerged:
             unmerged.append(self.chunked)
         views += [self._unmerged(r) for r in unmerged]
-        views += [self._waiting(r) for r in self.waiting.values()]
+        # The view of before, while nothing on its path changed: most of those that wait, wait for long.
+        views += [r.view or self._waiting(r) for r in self.waiting.values()]
         return views
 
-    def _running(self, r: SimRequest) -> RequestView:
-        output = r.output_at(self.decodes)
-        kv = r.prompt_tokens + output - 1
-        own, backed, copying = self._derive(r)
-        in_tree = r.in_tree_pages * self.page
-        return RequestView(
-            r.rid, Phase.RUNNING, kv + 1, in_tree, copying, backed,
-            (self.memory.pages(kv) - r.in_tree_pages) * self.page + own,
-            0, 0, 0, 0, output, r.max_tokens, output + 1 < r.max_tokens and not self.rode_along, r.priority,
-        )  # fmt: skip
+    def _running(self) -> list[RequestView]:
+        """Spelled out: in each step that is looked at, hundreds are."""
+        decodes, page, alone, phase = self.decodes, self.page, not self.rode_along, Phase.RUNNING
+        views: list[RequestView] = []
+        for r in self.running.values():
+            assert r.joined_ct is not None
+            output = r.output_tokens + decodes - r.joined_ct
+            context, limit, pages = r.prompt_tokens + output, r.max_tokens, r.in_tree_pages
+            own, backed, copying = r.derived or self._derive(r)
+            frees = (-((1 - context) // page) - pages) * page + own  # KV of the newest token is not written yet
+            views.append(RequestView(
+                r.rid, phase, context, pages * page, copying, backed, frees,
+                0, 0, 0, 0, output, limit, alone and output + 1 < limit, r.priority,
+            ))  # fmt: skip
+        return views
 
     def _derive(self, r: SimRequest) -> tuple[int, int, int]:
-        if r.derived is None:
-            tree = self.memory.tree
-            backed, copying = tree.backed_pages(r.path)
-            r.derived = (
-                tree.own_pages(r.path) * self.page, min(backed, r.in_tree_pages) * self.page, copying * self.page
-            )  # fmt: skip
+        tree = self.memory.tree
+        backed, copying = tree.backed_pages(r.path)
+        r.derived = (
+            tree.own_pages(r.path) * self.page, min(backed, r.in_tree_pages) * self.page, copying * self.page
+        )  # fmt: skip
         return r.derived
 
     def watch(self, r: SimRequest) -> None:
@@ -188,12 +193,6 @@ class SimExecutor:
         )  # fmt: skip
 
     def _waiting(self, r: SimRequest) -> RequestView:
-        """The view of before, while nothing on its path changed: most of those that wait, wait for long."""
-        if r.view is None:
-            r.view = self._look(r)
-        return r.view
-
-    def _look(self, r: SimRequest) -> RequestView:
         context = r.prompt_tokens + r.output_tokens
         tree, page = self.memory.tree, self.page
         device, host = self.memory.hit_pages(r, context)
@@ -203,11 +202,12 @@ class SimExecutor:
         takes = context - tree.held_pages(r.path) * page
         if r.loading:
             takes = context - (device + r.loading_pages) * page
-        return RequestView(
+        r.view = RequestView(
             r.rid, phase, context, (device + host) * page, 0, host * page, 0, device * page,
             0 if r.loading or r.held_pages else host * page, r.held_pages * page, max(0, takes),
             r.output_tokens, r.max_tokens, False, r.priority,
         )  # fmt: skip
+        return r.view
 
     # ---- verbs
 

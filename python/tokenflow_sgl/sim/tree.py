@@ -146,6 +146,7 @@ class PrefixTree:
                 self.evictable_pages += node.device
         for node in reversed(nodes):
             self._offer(node)
+            self._offer_host(node)
 
     def pin_host(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -215,6 +216,7 @@ class PrefixTree:
             if node.device:
                 self._offer(node)
                 continue
+            self._offer_host(node)
             parent = node.parent
             assert parent is not None
             parent.device_children -= 1
@@ -269,9 +271,14 @@ class PrefixTree:
         return self._host_room(pages, keep=()) >= pages
 
     def _offer_host(self, node: Node) -> None:
-        if node.host and not (node.host_pins or node.host_children or node.storing):
+        if self._is_host_cold(node):
             self._entries += 1
             heapq.heappush(self._host_cold, (node.used, self._entries, node))
+
+    def _is_host_cold(self, node: Node) -> bool:
+        """Upstream frees no copy of what the device has too."""
+        needed = node.host_pins or node.host_children or node.storing or node.locks or node.device
+        return bool(node.host) and not needed
 
     def _host_room(self, pages: int, *, keep: Sequence[Node]) -> int:
         """Free host pages up to `pages`; copies that no parked request needs go for it, coldest first."""
@@ -279,12 +286,9 @@ class PrefixTree:
         while self.host_free_pages < pages and self._host_cold:
             entry = heapq.heappop(self._host_cold)
             used, _, node = entry
-            if not node.host or node.host_pins or node.host_children or node.storing:
-                continue
-            if used != node.used:
-                self._offer_host(node)
-                continue
-            if node.locks or node.device or node in keep:  # upstream frees no copy of what the device has too
+            if used != node.used or not self._is_host_cold(node):
+                continue  # whatever changed either of them offered it again, or will
+            if node in keep:
                 kept.append(entry)
                 continue
             self._drop_host(node, min(node.host, pages - self.host_free_pages))

@@ -178,11 +178,13 @@ class Andes:
         return item.worth(self._gain(item, step_s))
 
     def _way_s(self, r: RequestView) -> float:
-        tail = max(1, r.context_tokens - r.cached_tokens - r.host_hit_tokens)
-        computed_s = self.cost.prefill_s(tail + r.host_hit_tokens)
-        if r.host_hit_tokens == 0:
+        host, prefill = r.host_hit_tokens, self.cost.prefill  # spelled out: it is asked for all that wait, each step
+        tail = r.context_tokens - r.cached_tokens - host
+        tail = tail if tail > 1 else 1
+        computed_s = prefill.fixed_s + (tail + host) * prefill.per_token_s
+        if host == 0:
             return computed_s
-        return min(computed_s, self.cost.load_s(r.host_hit_tokens) + self.cost.prefill_s(tail))
+        return min(computed_s, self.cost.load_s(host) + prefill.fixed_s + tail * prefill.per_token_s)
 
     def _return_s(self, r: RequestView) -> float:
         """What it will take one that runs to come back, its KV being on the host by then."""

@@ -150,7 +150,7 @@ class PaperTokenFlow:
             may = [r for r in room.running if is_parkable(r)]
             room.relieve(sorted(may, key=lambda r: (r.copying_tokens > 0, -self._slack_s(r.rid), r.rid)))
         for group in (room.held, room.waiting):
-            group.sort(key=lambda r: self._queued_at(r.rid))
+            self._by_arrival(group)
         for r in room.held:
             if room.fits(r):
                 room.let_in(r)
@@ -181,15 +181,15 @@ class PaperTokenFlow:
 
     def _is_overloaded(self, room: Room) -> bool:
         """The rates of the set are above what the device makes with as many streams as it holds."""
-        started = [s for s in self.streams if s.running or not s.unstarted]
+        started = [s for s in self.streams if s.running or s.output_tokens]
         if not started:
             return False
         size = max(1, min(room.view.max_running, room.view.device_total_tokens // self._footprint_tokens(room)))
-        return sum(s.read_rate_tok_s or 0.0 for s in started) > size / self.latency.seconds(size)
+        return sum([s.read_rate_tok_s or 0.0 for s in started]) > size / self.latency.seconds(size)
 
     def _footprint_tokens(self, room: Room) -> int:
         requests = room.view.requests()
-        return max(room.view.page_tokens, sum(r.context_tokens for r in requests) // max(1, len(requests)))
+        return max(room.view.page_tokens, sum([r.context_tokens for r in requests]) // max(1, len(requests)))
 
     # ---- the two steps
 
@@ -266,6 +266,12 @@ class PaperTokenFlow:
     def _slack_s(self, rid: Rid) -> float:
         s = self.streams.by_rid.get(rid)
         return 0.0 if s is None or s.buffer is None else s.buffer.slack_s(self.now_s)
+
+    def _by_arrival(self, group: list[RequestView]) -> None:
+        by_rid, now_s = self.streams.by_rid, self.now_s
+        since = [(now_s if s is None else s.away_since_s) for s in [by_rid.get(r.rid) for r in group]]
+        order = sorted(zip(since, [r.rid for r in group], range(len(group)), strict=True))
+        group[:] = [group[i] for _, _, i in order]
 
     def _queued_at(self, rid: Rid) -> tuple[float, Rid]:
         s = self.streams.by_rid.get(rid)

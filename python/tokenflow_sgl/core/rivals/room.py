@@ -53,9 +53,17 @@ class Room:
         self.loading: list[RequestView] = []
         self.held: list[RequestView] = []
         self.waiting: list[RequestView] = []
-        by_phase = {Phase.RUNNING: self.running, Phase.PREFILL: self.prefilling, Phase.LOADING: self.loading}
-        for r in view.requests():
-            by_phase.get(r.phase, self.held if r.held_tokens else self.waiting).append(r)
+        running, waiting = self.running, self.waiting
+        other = {Phase.PREFILL: self.prefilling, Phase.LOADING: self.loading}
+        is_running, is_waiting, is_parked = Phase.RUNNING, Phase.WAITING, Phase.PARKED
+        for r in view.requests():  # hundreds: no hash of an enum for each
+            phase = r.phase
+            if phase is is_running:
+                running.append(r)
+            elif phase is is_waiting or phase is is_parked:
+                (self.held if r.held_tokens else waiting).append(r)
+            else:
+                other[phase].append(r)
         self.active = len(self.running) + len(self.prefilling)
         self.growth_tokens = opens_tokens([*self.running, *self.prefilling], view.page_tokens)
         self.shortage_tokens = self.growth_tokens + view.promised_tokens - view.device_free_tokens
