@@ -10,7 +10,7 @@ import pytest
 from tokenflow_sgl.adapter.acks import MAX_ITEMS, Ack, AckBook, items_of
 from tokenflow_sgl.adapter.ledger import Ledger
 from tokenflow_sgl.adapter.rates import BadField
-from tokenflow_sgl.core.types import Arrived, ReaderClass, Reported
+from tokenflow_sgl.core.types import Arrived, Halted, ReaderClass, Reported
 
 
 def item(rid: str, token: str, consumed: Any = 12, **more: Any) -> dict[str, Any]:
@@ -166,3 +166,14 @@ def test_a_choice_is_found_by_the_id_its_client_knows_and_its_place() -> None:
     for request in requests[1:]:
         ledger.finished(request)
     assert ledger._children == {}
+
+
+def test_a_connection_that_stands_still_stops_all_choices_that_come_over_it() -> None:
+    ledger = Ledger()
+    requests = [arrived(ledger, rid, parent="mine") for rid in ("x0", "x1")]
+    arrived(ledger, "other")
+    ledger.finished(requests[0])
+    ledger.halted("mine", True)
+    ledger.halted("other", False)
+    assert [e for e in ledger.drain() if isinstance(e, Halted)] == [Halted("x1", True), Halted("other", False)]
+    assert ledger.counters["halts"] == 1

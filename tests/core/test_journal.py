@@ -19,6 +19,7 @@ from tokenflow_sgl.core.types import (
     Arrived,
     Emitted,
     Finished,
+    Halted,
     Phase,
     Plan,
     ReaderClass,
@@ -37,6 +38,7 @@ EVENTS = [
     Emitted((), ()),
     Visible("a", 33),
     Reported("a", 12),
+    Halted("a", True),
     Finished("a"),
 ]
 PLANS = [

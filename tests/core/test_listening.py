@@ -57,6 +57,45 @@ def test_a_client_that_reported_and_falls_silent_stops_reading_some_reports_late
     assert b.consumed_tokens(61.0) == 40.0
 
 
+def test_a_client_that_takes_nothing_off_its_connection_keeps_what_it_holds():
+    b = ClientBuffer("stuck", 5.0)
+    b.emit(0.0, 100)
+    b.halt(4.0, True)  # 20 are read
+    b.emit(9.0, 150)
+    assert (b.consumed_tokens(9.0), b.slack_s(9.0), b.slack_s(99.0)) == (20.0, 26.0, 26.0)
+    b.halt(100.0, True)  # said again: nothing new
+    b.halt(104.0, False)
+    assert (b.consumed_tokens(104.0), b.consumed_tokens(106.0)) == (20.0, 30.0)
+
+
+def test_a_client_that_stops_with_nothing_to_show_gains_what_comes_next():
+    b = ClientBuffer("stuck", 5.0)
+    b.emit(0.0, 10)  # read by 2.0
+    b.halt(5.0, True)
+    assert b.lead_s(6.0) == -4.0  # for how long it is dry is not forgotten
+    b.emit(7.0, 20)
+    assert (b.slack_s(7.0), b.slack_s(60.0)) == (2.0, 2.0)
+    b.halt(60.0, False)
+    assert (b.slack_s(60.0), b.slack_s(61.0)) == (2.0, 1.0)
+
+
+def test_a_report_is_believed_while_nothing_is_taken_and_does_not_start_the_clock():
+    b = ClientBuffer("stuck", 5.0)
+    b.emit(0.0, 100)
+    b.halt(4.0, True)
+    b.report(5.0, 40)
+    assert (b.consumed_tokens(5.0), b.consumed_tokens(50.0)) == (40.0, 40.0)
+    b.halt(50.0, False)
+    assert b.consumed_tokens(52.0) == 50.0
+
+
+def test_one_that_stopped_before_its_first_token_reads_none_of_them():
+    b = ClientBuffer("stuck", 5.0)
+    b.halt(0.0, True)
+    b.emit(1.0, 50)
+    assert b.slack_s(1.0) == b.slack_s(30.0) == 10.0
+
+
 def test_a_client_that_reports_once_is_believed_to_read_on():
     b = ClientBuffer("once", 5.0)
     b.emit(0.0, 1000)

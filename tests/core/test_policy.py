@@ -22,6 +22,7 @@ from tokenflow_sgl.core.types import (
     Arrived,
     Emitted,
     Finished,
+    Halted,
     Phase,
     Plan,
     ReaderClass,
@@ -318,6 +319,18 @@ def test_reports_move_the_slack_that_decides():
     assert p.plan(view).park == ("a",)
     p.observe(Reported("a", 650))  # 50 left of its 700: 5 s
     assert p.plan(view).park == ("b",)
+
+
+def test_who_takes_nothing_off_its_connection_is_parked_before_who_reads():
+    p = believing({"a": 60.0, "b": 30.0}, waiting=[newcomer()])
+    view = engine([running("a", 700), running("b", 700), waits()], device_free_tokens=0)
+    p.observe(Halted("b", True))
+    p.observe(Halted("nobody", True))
+    p.observe(Tick(50.0))  # 40 s later: a holds 20 s, b still 30 s
+    assert p.plan(view).park == ("b",)
+    p.observe(Halted("b", False))
+    p.observe(Tick(65.0))
+    assert p.slack_of("b", 65.0) == 15.0
 
 
 def test_withheld_reasoning_counts_as_batch_until_it_is_visible():
@@ -742,6 +755,8 @@ class RandomWorld:
         for r in list(self.phase):
             if rng.random() < 0.05:
                 yield Reported(r, rng.randint(-5, 2000))
+            if rng.random() < 0.05:
+                yield Halted(r, rng.random() < 0.5)
             if rng.random() < 0.05:
                 yield Visible(r, self.output[r])
             if rng.random() < 0.03:

@@ -36,6 +36,25 @@ def test_a_silent_reader_gets_the_default_rate_and_others_have_no_buffer():
     assert [s.by_rid[r].buffer for r in ("program", "batch", "thinks")] == [None, None, None]
 
 
+def test_no_reader_is_believed_to_be_faster_than_the_limit_whatever_it_declares():
+    streams = Streams(60.0, 50.0)
+    for event in (
+        arrived("silent"),
+        arrived("quick", 1000.0),
+        arrived("thinks", 80.0, withheld=True),
+        arrived("a", 9.0),
+    ):
+        streams.arrive(event, 0.0)
+    streams.reveal("thinks", 10)
+    rates = {rid: s.buffer.rate_tok_s for rid, s in streams.by_rid.items()}
+    assert rates == {"silent": 50.0, "quick": 50.0, "thinks": 50.0, "a": 9.0}
+    quick = streams.by_rid["quick"].buffer
+    quick.emit(0.0, 10_000)
+    for second in range(1, 9):  # 200 tok/s, as it says
+        quick.report(float(second), 200 * second)
+    assert quick.rate_tok_s == 50.0
+
+
 def test_streams_are_kept_in_order_of_arrival():
     s = book(arrived("b"), arrived("a"), arrived("c"))
     assert [x.rid for x in s] == ["b", "a", "c"]

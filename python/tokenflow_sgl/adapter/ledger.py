@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.types import Applied, Arrived, Emitted, Event, Finished, Reported, Rid, Tick, Visible
+from ..core.types import Applied, Arrived, Emitted, Event, Finished, Halted, Reported, Rid, Tick, Visible
 
 _TRANSITIONS_KEPT = 4096
 COUNTERS = (
     *("parks", "returns", "late_returns", "reprefilled_tokens", "published_tokens", "stored_tokens", "loaded_tokens"),
     *("publishes", "publishes_led_by_forecast"),
     *("loads", "loads_given_up", "loads_failed", "stores_failed", "copies_overdue", "copy_waits"),
-    *("parked_pages", "parked_pages_on_host", "aborts", "acks"),
+    *("parked_pages", "parked_pages_on_host", "aborts", "acks", "halts"),
 )
 
 
@@ -87,6 +87,12 @@ class Ledger:
         if child is not None:
             self.counters["acks"] += 1
             self._events.append(Reported(child, consumed_tokens))
+
+    def halted(self, rid: Rid, halted: bool) -> None:
+        """All choices of a request come over one connection."""
+        children = self._children.get(rid, [rid])
+        self.counters["halts"] += halted
+        self._events += [Halted(child, halted) for child in children if child is not None]
 
     def finished(self, req: Any) -> None:
         state = req.tokenflow

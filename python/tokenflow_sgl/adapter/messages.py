@@ -26,13 +26,17 @@ def state_since(rid: object) -> int | None:
 
 
 class AckReq(BaseReq, kw_only=True):
-    """What clients say they have consumed: (id as the client knows it, index of the choice, tokens), in order.
+    """What clients have consumed.
+
+    acks: what they say: (id as the client knows it, index of the choice, tokens), in order. halts: what their
+    connections show: (id, True) from when one takes nothing any more, (id, False) from when it does so again.
 
     From the HTTP process over upstream's own socket, behind the request it is about; then broadcast with the requests
     of an iteration, so that every rank hears it in the same step.
     """
 
     acks: tuple[tuple[str, int, int], ...] = ()
+    halts: tuple[tuple[str, bool], ...] = ()
 
 
 def register() -> None:

@@ -34,6 +34,7 @@ _COUNTERS = {
     "parked_pages": "Whole pages of context that streams had when they were parked.",
     "parked_pages_on_host": "Of these, on the host by then.",
     "acks": "Reports of consumption that clients sent for live streams.",
+    "halts": "Times that a client took nothing off its connection.",
     "aborts": "Live requests ended by an abort: their client went away, or somebody asked for it.",
 }
 _PUBLISHING = {"rest": 0, "steady": 1, "hard": 2}

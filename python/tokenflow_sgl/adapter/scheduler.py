@@ -143,6 +143,8 @@ class TokenFlowScheduler(Scheduler):
     def _on_acks(self, req: AckReq) -> None:
         for rid, index, consumed_tokens in req.acks:
             self.ledger.reported(rid, index, consumed_tokens)
+        for rid, halted in req.halts:
+            self.ledger.halted(rid, halted)
 
     # ---- requests come and go
 

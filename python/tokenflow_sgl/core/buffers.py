@@ -14,6 +14,8 @@ A report puts the anchor where the client says it is, and two of them tell how f
 that reported and falls silent is taken to have stopped some reports later: a hidden tab reads nothing.
 
     C(t) = min(G, anchor_tokens + R * min(t - anchor_s, patience_s))
+
+A client that takes nothing off its connection (`halt`) reads nothing: its patience is 0 until it does so again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .listening import Listening
+from .listening import MAX_RATE_TOK_S, Listening
 from .types import Rid
 
 
@@ -37,6 +39,8 @@ class ClientBuffer:
     anchor_tokens: float = 0.0
     patience_s: float = math.inf  # past the anchor, for which it is believed to read on without a report
     listening: Listening | None = None  # None until the first report
+    max_rate_tok_s: float = MAX_RATE_TOK_S  # no report leads beyond it
+    halted: bool = False
 
     def emit(self, now_s: float, output_tokens: int) -> None:
         """`output_tokens` is cumulative, as the engine counts; it never falls."""
@@ -62,16 +66,31 @@ class ClientBuffer:
         if self.anchor_s is None:
             return
         if self.listening is None:
-            self.listening = Listening(self.rate_tok_s)
+            self.listening = Listening(self.rate_tok_s, self.max_rate_tok_s)
         said = min(float(consumed_tokens), float(self.generated_tokens))
         consumed = max(said, self.listening.tokens if self.listening.reports else self.consumed_tokens(self.anchor_s))
         dry_s = self.runs_dry_at_s()
         self.rate_tok_s = self.listening.hear(now_s, consumed, ran_dry=consumed >= self.generated_tokens)
-        self.patience_s = self.listening.patience_s
+        self._anchor(now_s, consumed, dry_s)
+
+    def halt(self, now_s: float, halted: bool) -> None:
+        """What it holds when it stops is what it holds when it goes on."""
+        if self.anchor_s is not None and halted != self.halted:
+            self._anchor(now_s, self.consumed_tokens(now_s), self.runs_dry_at_s(), halted=halted)
+        else:
+            self._set_patience(halted)
+
+    def _anchor(self, now_s: float, consumed: float, dry_s: float, *, halted: bool | None = None) -> None:
         if consumed < self.generated_tokens:
             self.anchor_s, self.anchor_tokens = now_s, consumed
         else:  # for how long it has been dry must not be forgotten over the report of it
             self.anchor_s, self.anchor_tokens = min(now_s, dry_s), consumed
+        self._set_patience(self.halted if halted is None else halted)
+
+    def _set_patience(self, halted: bool) -> None:
+        self.halted = halted
+        heard_s = math.inf if self.listening is None else self.listening.patience_s
+        self.patience_s = 0.0 if halted else heard_s
 
     def _read(self, now_s: float) -> float:
         """Tokens it would have read by now, however few there are."""

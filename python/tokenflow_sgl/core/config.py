@@ -31,6 +31,10 @@ class PolicyConfig:
     """
 
     default_read_rate_tok_s: float = _setting(6.0, "tok/s", 0.1, 1000.0, "read rate of a stream that declares none")
+    max_read_rate_tok_s: float = _setting(
+        100.0, "tok/s", 0.1, 1000.0,
+        "fastest reader that is believed: whoever declares or shows a higher rate is served as one of this rate",
+    )  # fmt: skip
     priority: str = _setting(
         "aged", "", None, None,
         "how requests are ranked: `guide` is the guide's formula to the letter; `aged` ranks those with nothing to "

@@ -16,7 +16,7 @@ from . import types as t
 from .types import EngineView, Event, Phase, Plan, Policy, RequestView
 
 _EVENTS: dict[str, type] = {
-    c.__name__: c for c in (t.Arrived, t.Emitted, t.Visible, t.Reported, t.Finished, t.Tick, t.Applied)
+    c.__name__: c for c in (t.Arrived, t.Emitted, t.Visible, t.Reported, t.Halted, t.Finished, t.Tick, t.Applied)
 }
 _ENUMS: dict[str, type[Enum]] = {"phase": Phase, "reader": t.ReaderClass}
 _NOTHING = Plan()

@@ -1,7 +1,7 @@
 """What the reports of one client tell: how fast it reads, and when it has stopped.
 
 Owns the estimate; the buffer owns the model it feeds. Invariant: a report moves the rate by no more than a fixed
-factor, and never out of what a client may declare: a stranger can say what it likes, and often.
+factor, and never out of what counts for a reader: a stranger can say what it likes, and often.
 
     measured = (C2 - C1) / (t2 - t1)          R <- R + gain * (clip(measured, R / 2, 2 R) - R)
 
@@ -27,6 +27,7 @@ class Listening:
     """`tokens` is the most it said to have consumed; `reports` how often it was heard."""
 
     rate_tok_s: float
+    most_tok_s: float = MAX_RATE_TOK_S
     tokens: float = 0.0
     reports: int = 0
     _from_s: float = -math.inf  # of the comparison under way
@@ -61,4 +62,4 @@ class Listening:
         if ran_dry and measured_tok_s < rate:
             return
         bounded = min(max(measured_tok_s, rate / _FACTOR), rate * _FACTOR)
-        self.rate_tok_s = min(max(rate + _GAIN * (bounded - rate), MIN_RATE_TOK_S), MAX_RATE_TOK_S)
+        self.rate_tok_s = min(max(rate + _GAIN * (bounded - rate), MIN_RATE_TOK_S), self.most_tok_s)

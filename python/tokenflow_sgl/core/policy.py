@@ -27,6 +27,7 @@ from .types import (
     EngineView,
     Event,
     Finished,
+    Halted,
     Phase,
     Plan,
     Reported,
@@ -46,7 +47,7 @@ class TokenFlowPolicy:
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
         self.now_s = 0.0
-        self.streams = Streams(config.default_read_rate_tok_s)
+        self.streams = Streams(config.default_read_rate_tok_s, config.max_read_rate_tok_s)
         self.cost = CostBelief.prior(config)
         self.forecast = Forecast(config.forecast_s)
         self.publisher = Publisher(config)
@@ -74,11 +75,14 @@ class TokenFlowPolicy:
             self.streams.finish(event.rid)
         elif isinstance(event, Visible):
             self.streams.reveal(event.rid, event.output_tokens)
-        elif isinstance(event, Reported):
-            stream = self.streams.by_rid.get(event.rid)
-            if stream is not None and stream.buffer is not None:
-                self.streams.settle()
-                stream.buffer.report(self.now_s, event.consumed_tokens)
+        elif isinstance(event, Reported | Halted):
+            buffer = self.streams.hear(event.rid)
+            if buffer is None:
+                return
+            if isinstance(event, Reported):
+                buffer.report(self.now_s, event.consumed_tokens)
+            else:
+                buffer.halt(self.now_s, event.halted)
 
     def _tick(self, tick: Tick) -> None:
         self.now_s = tick.now_s

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .buffers import ClientBuffer
+from .listening import MAX_RATE_TOK_S
 from .types import Arrived, Emitted, ReaderClass, Rid
 
 _PENDING_LIMIT = 8  # steps whose emissions may wait to be folded while nobody needs to know slack
@@ -62,8 +63,9 @@ class Stream:
 class Streams:
     """Streams by rid, in order of arrival."""
 
-    def __init__(self, default_read_rate_tok_s: float) -> None:
+    def __init__(self, default_read_rate_tok_s: float, max_read_rate_tok_s: float = MAX_RATE_TOK_S) -> None:
         self.default_read_rate_tok_s = default_read_rate_tok_s
+        self.max_read_rate_tok_s = max_read_rate_tok_s
         self.by_rid: dict[Rid, Stream] = {}
         self.away: dict[Rid, Stream] = {}
         self._unstamped: list[Stream] = []
@@ -76,8 +78,10 @@ class Streams:
         rate = event.read_rate_tok_s
         if event.reader is ReaderClass.READER and rate is None:
             rate = self.default_read_rate_tok_s
+        if rate is not None:
+            rate = min(rate, self.max_read_rate_tok_s)
         reads = event.reader is ReaderClass.READER and not event.withheld
-        buffer = ClientBuffer(event.rid, rate) if reads and rate is not None else None
+        buffer = self._buffer(event.rid, rate) if reads and rate is not None else None
         stream = Stream(event.rid, event.reader, event.prompt_tokens, event.max_output_tokens, rate, buffer, now_s)
         self.by_rid[event.rid] = stream
         self.away[event.rid] = stream
@@ -132,7 +136,18 @@ class Streams:
         stream = self.by_rid.get(rid)
         if stream is None or stream.buffer is not None or stream.read_rate_tok_s is None:
             return
-        stream.buffer = ClientBuffer(rid, stream.read_rate_tok_s, hidden_tokens=output_tokens)
+        stream.buffer = self._buffer(rid, stream.read_rate_tok_s, hidden_tokens=output_tokens)
+
+    def _buffer(self, rid: Rid, rate_tok_s: float, hidden_tokens: int = 0) -> ClientBuffer:
+        return ClientBuffer(rid, rate_tok_s, hidden_tokens=hidden_tokens, max_rate_tok_s=self.max_read_rate_tok_s)
+
+    def hear(self, rid: Rid) -> ClientBuffer | None:
+        """The buffer that a client's report is about, with all that was emitted before in it; None without one."""
+        stream = self.by_rid.get(rid)
+        if stream is None or stream.buffer is None:
+            return None
+        self.settle()
+        return stream.buffer
 
     def emit(self, event: Emitted, now_s: float) -> None:
         """Kept for later: per stream and step this is the hottest place of the policy."""

@@ -119,6 +119,14 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Halted:
+    """The client takes nothing off its connection, or does so again: what is sent meanwhile nobody reads."""
+
+    rid: Rid
+    halted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The request left the engine, by its end, an abort or a refusal."""
 
@@ -167,7 +175,7 @@ class Applied:
         return (self.prefill_tokens, self.decoding) if self.timed is None else self.timed
 
 
-Event = Arrived | Emitted | Visible | Reported | Finished | Tick | Applied
+Event = Arrived | Emitted | Visible | Reported | Halted | Finished | Tick | Applied
 
 
 @dataclass(frozen=True, slots=True)

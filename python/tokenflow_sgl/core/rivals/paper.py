@@ -71,7 +71,7 @@ class PaperTokenFlow:
             publish_per_step=4,
             publish_share=max(0.1, config.publish_share),
         )
-        self.streams = Streams(config.default_read_rate_tok_s)
+        self.streams = Streams(config.default_read_rate_tok_s, config.max_read_rate_tok_s)
         self.cost = CostBelief.prior(config)
         self.publisher = Publisher(self.config)
         self.latency = Line(config.step_prior_s, 0.0)  # of a decode step, over its batch size
@@ -97,10 +97,9 @@ class PaperTokenFlow:
         elif isinstance(event, Finished):
             self.streams.finish(event.rid)
         elif isinstance(event, Reported):
-            stream = self.streams.by_rid.get(event.rid)
-            if stream is not None and stream.buffer is not None:
-                self.streams.settle()
-                stream.buffer.report(self.now_s, event.consumed_tokens)
+            buffer = self.streams.hear(event.rid)
+            if buffer is not None:
+                buffer.report(self.now_s, event.consumed_tokens)
 
     def _tick(self, tick: Tick) -> None:
         self.now_s = tick.now_s
