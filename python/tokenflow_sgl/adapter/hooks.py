@@ -64,8 +64,14 @@ _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _PARTS = "sglang.srt.managers.scheduler_components"
 _STREAMER = f"{_PARTS}.output_streamer.SchedulerOutputStreamer"
 _PENALTY = "sglang.srt.sampling.penaltylib"
+_DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
 
+DETOKENIZER_USES: tuple[Use, ...] = (
+    *_rows(REPLACE, f"{_DETOKENIZER}.DecodeStatus", "append_decoded_text(text)"),
+    *_rows(FIELD, f"{_DETOKENIZER}.DecodeStatus", "sent_offset"),
+)
 USES: tuple[Use, ...] = (
+    *DETOKENIZER_USES,
     # plugin.py, launch_server.py
     *_rows(REPLACE, "sglang.srt.managers.scheduler", "Scheduler(server_args, port_args)"),
     *_rows(CALL, "sglang.srt.managers.scheduler", "run_scheduler_process(server_args, port_args, pipe_writer)"),

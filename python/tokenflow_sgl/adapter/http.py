@@ -30,6 +30,7 @@ GENERATE = "/generate"
 ROUTES = {CHAT: ("POST",), "/v1/completions": ("POST",), GENERATE: ("POST", "PUT")}
 RID_HEADER = b"x-tokenflow-request-id"
 ACK_TOKEN_HEADER = b"x-tokenflow-ack-token"
+RETRY_AFTER = (b"retry-after", b"1")  # s. A full queue moves with every answer that ends; upstream names no time
 # Upstream's own way to set the id by header; it wins over the body, so it is what the scheduler will know.
 RID_OVERRIDE_HEADER = "x-override-rid"
 
@@ -246,12 +247,10 @@ def _with_length(scope: MutableMapping[str, Any], length: int) -> MutableMapping
 
 
 def _with_headers(headers: list[tuple[bytes, bytes]], send: Send) -> Send:
-    if not headers:
-        return send
-
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            more = [*headers, RETRY_AFTER] if message["status"] in (429, 503) else headers
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
         await send(message)
 
     return named

@@ -22,10 +22,12 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 HTTP_RUN = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
 ABORT_TASK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task"
 
-# Process titles upstream sets before it loads plugins. These two need nothing of ours, and importing the scheduler
+DECODE_STATUS = "sglang.srt.managers.detokenizer_manager.DecodeStatus"
+
+# Process titles upstream sets before it loads plugins. These two need little of ours, and importing the scheduler
 # there would cost them a gigabyte of address space and seconds of start.
 _DP_CONTROLLER = "sglang::data_parallel_controller"
-_BYSTANDERS = ("sglang::detokenizer", _DP_CONTROLLER)
+_DETOKENIZER = "sglang::detokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ def register() -> None:
     cpu_host_pool.register()
     if not enabled() or _installed:
         return
-    if _is_bystander():
-        if _title() == _DP_CONTROLLER:  # it reads and forwards every message, ours as well
-            messages.register()
+    title = _title()
+    if title == _DP_CONTROLLER:  # it reads and forwards every message, ours as well
+        messages.register()
         return
     try:
-        _register()
+        (_register_detokenizer if title == _DETOKENIZER else _register)()
     except Exception as error:
         # Anything else would be logged by upstream, and the server would start as stock.
         raise SystemExit(
@@ -77,6 +79,15 @@ def _register() -> None:
         Install("sglang.srt.server_args.ServerArgs.from_cli_args", args.around_from_cli_args, "AROUND"),
         Install("sglang.srt.server_args.ServerArgs.check_server_args", checks.after_check_server_args, "AFTER"),
     )
+    _verify_after_apply()
+
+
+def _register_detokenizer() -> None:
+    if problems := hooks.check(uses=hooks.DETOKENIZER_USES):
+        raise SystemExit("\n".join(problems))
+    from .detokenizer import SentOnce
+
+    _install(Install(DECODE_STATUS, SentOnce, "REPLACE"))
     _verify_after_apply()
 
 
@@ -164,10 +175,6 @@ def _hooks_around(target: Any) -> Iterator[Any]:
         for cell in getattr(target, "__closure__", None) or ():
             yield cell.cell_contents
         target = getattr(target, "__wrapped__", None)
-
-
-def _is_bystander() -> bool:
-    return _title() in _BYSTANDERS
 
 
 def _title() -> str:
