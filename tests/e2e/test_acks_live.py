@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from support.live import LiveStream, Server, until
+from support.live import LiveStream, Server, body_of, until
 
 pytestmark = pytest.mark.e2e
 TOKENS = 1200
 CHAT = "/v1/chat/completions"
+SLOW = {"read_rate": 0.5}
 
 
 def ask(server: Server, *, n: int = 1, rate: float = 6.0) -> LiveStream:
@@ -112,3 +113,42 @@ def test_what_is_no_report_is_refused_by_name(server: Server, data: bytes, field
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert error["param"] == field and "valid is" in error["message"]
+
+
+HOSTILE = [-1, 0.0, 1e-300, 1e308, 10**30, "5", "NaN", True, None, [], {}, "x" * 10_000]
+
+
+def test_hostile_counts_never_reach_the_scheduler_and_the_stream_goes_on(server: Server) -> None:
+    """Field report B43."""
+    stream = ask(server).wait_events(5)
+    before = server.state()["counters"]["acks"]
+    for value in HOSTILE:
+        reply = server.http.post("/tokenflow/ack", json={"acks": [{**item(stream, 0), "consumed_tokens": value}]})
+        assert reply.status_code == 400, (value, reply.text)
+        assert reply.json()["error"]["param"] == "acks[0].consumed_tokens"
+    for raw in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
+        data = b'{"acks": [{"id": "a", "token": "t", "consumed_tokens": ' + raw + b"}]}"
+        assert server.http.post("/tokenflow/ack", content=data).status_code == 400
+    # Duplicates, backwards, and more than was sent are clamped; then as fast as can be sent.
+    many = [verdict for _ in range(20) for verdict in ack(server, *[item(stream, n) for n in (3, 3, 1, 10**9)])]
+    assert set(many) == {"accepted", "rate_limited"}
+    row = server.row(rid_of(stream))
+    assert 3 <= row["consumed_tokens"] <= row["generated_tokens"]
+    accepted = many.count("accepted")
+    until(lambda: server.state()["counters"]["acks"] == before + accepted, "all that were accepted, and no other")
+    stream.wait_events(row["generated_tokens"] + 20)
+    stream.hang_up()
+
+
+def test_a_report_for_a_stream_that_ended_does_not_touch_the_next_owner_of_its_id(server: Server) -> None:
+    """Field report B13 d."""
+    body = body_of("ends soon", 4, stream=True, rid="reused")
+    first = server.post_stream("/generate", body).wait_end()
+    second = server.post_stream("/generate", body_of("goes on", TOKENS, stream=True, rid="reused", tokenflow=SLOW))
+    row = server.row("reused", lambda r: r["generated_tokens"] > 30)
+    assert row["consumed_tokens"] < 20
+    assert ack(server, item(first, 25), {**item(first, 25), "token": "guess"}) == ["not_found", "not_found"]
+    assert server.row("reused", lambda r: r["generated_tokens"] > 60)["consumed_tokens"] < 20
+    assert ack(server, item(second, 25)) == ["accepted"]
+    server.row("reused", lambda r: r["consumed_tokens"] >= 25)
+    second.hang_up()
