@@ -156,3 +156,9 @@ def test_memory_of_400_digits_is_refused_by_name(tmp_path):
     path.write_text(text[:start] + f"value = {'9' * 400} #" + text[start:])
     with pytest.raises(ValueError, match=r"memory_bytes.value: 999"):
         load_hardware(path)
+
+
+def test_a_file_of_tables_in_tables_without_end_is_refused():
+    assert refusal('name = "mini"', f"name = {'[' * 5000}{']' * 5000}").startswith(
+        "scenario: not TOML (maximum recursion"
+    )

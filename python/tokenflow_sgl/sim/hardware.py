@@ -131,7 +131,7 @@ class Model:
         content = read_utf8(path, field="config.json")
         try:
             config = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: not JSON ({error}), valid: a Hugging Face config.json") from error
         if not isinstance(config, dict):
             raise ValueError(f"{path}: {type(config).__name__}, valid: a JSON object")
@@ -239,5 +239,5 @@ def _toml(path: Path, missing: str) -> Fields:
     content = read_utf8(path, field="file")
     try:
         return Fields(tomllib.loads(content), f"{path.name}: ")
-    except ValueError as error:  # of TOML, and of a number with more digits than Python reads
+    except (ValueError, RecursionError) as error:  # of TOML, too many digits for Python, too deep
         raise ValueError(f"{path}: not TOML ({error}), valid: a TOML document") from error

@@ -59,7 +59,7 @@ class Table:
         """A table from TOML text. Raises ValueError naming field, value and what is valid."""
         try:
             fields = Fields(tomllib.loads(text), "")
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"timing table: not TOML ({error}), valid: a TOML document") from error
         decode, prefill, publish = fields.table("decode"), fields.table("prefill"), fields.table("publish")
         counts, seconds = decode.wholes("streams"), decode.numbers("seconds")

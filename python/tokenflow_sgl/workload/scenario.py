@@ -127,7 +127,7 @@ def parse_scenario(text: str, *, beside: Path | None = None) -> Scenario:
     """
     try:
         table = Table(tomllib.loads(text), "")
-    except ValueError as error:  # of TOML, and of a number with more digits than Python reads
+    except (ValueError, RecursionError) as error:  # of TOML, too many digits for Python, too deep
         raise ScenarioError(f"scenario: not TOML ({error}), valid: a TOML document") from error
     name, about = table.file_name("name"), table.text("about")
     newcomers = table.texts("newcomers")
