@@ -16,7 +16,7 @@ ENGINE = {"sglang", "sgl_kernel"}
 HEAVY = {*ENGINE, "torch", "triton", "transformers"}
 
 # What decides and what arrives know nobody; the simulator and the adapter drive core; what people touch stands above
-# them. The CPU platform knows nothing of TokenFlow.
+# them. The CPU platform knows nothing of TokenFlow, the client of it no more than how an experience is measured.
 MAY_KNOW = {
     "core": set(),
     "workload": set(),
@@ -24,7 +24,7 @@ MAY_KNOW = {
     "platform": set(),
     "client": {"core"},
     "adapter": {"core", "platform"},
-    "bench": {"core", "workload", "sim", "adapter", "launch_server"},
+    "bench": {"core", "workload", "sim", "client", "adapter", "launch_server"},
     "launch_server.py": {"adapter"},
     "cli.py": {"core", "workload", "adapter", "bench", "launch_server"},
     "__init__.py": set(),

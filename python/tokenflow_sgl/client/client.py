@@ -139,6 +139,7 @@ class AsyncClient:
         return AsyncStream(answer, source, self._sender)
 
     async def close(self) -> None:
+        await self._sender.stop()
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

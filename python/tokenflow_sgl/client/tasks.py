@@ -50,6 +50,13 @@ class AsyncSender:
         self._reports.close(key)
         self._changed.set()
 
+    async def stop(self) -> None:
+        """Send nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
     def took(self, key: Any, index: int, consumed_tokens: int) -> None:
         self._reports.took(key, index, consumed_tokens, time.monotonic())
         self._changed.set()
@@ -120,10 +127,12 @@ class AsyncStream(Facts[T], Generic[T]):
 
     async def cancel(self) -> None:
         """Hang up: the server stops and frees what it holds for this stream; the loop ends without an error."""
+        was_read_to_its_end = self._answer.ended
         self._answer.cancel()
         self._changed.set()
         if self._task is not None:
-            self._task.cancel()
+            if not was_read_to_its_end:  # else it is closing its connection, and must not be disturbed
+                self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
 

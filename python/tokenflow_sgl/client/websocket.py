@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from .errors import Cut, MissingExtra, RequestRefused, StreamBroken, StreamError, TokenFlowError
@@ -43,7 +43,9 @@ class WebSocketSource:
         except ImportError as error:
             raise _missing() from error
         try:
-            self._socket = connect(url, **_options(headers, timeout_s))
+            # As a context manager: called for its connection alone, it will reconnect by itself in later releases.
+            self._exit = ExitStack()
+            self._socket = self._exit.enter_context(connect(url, **_options(headers, timeout_s)))
         except exceptions.InvalidStatus as error:
             raise refused(error.response.status_code, error.response.body or b"") from error
         self._closed = exceptions.ConnectionClosed
@@ -53,7 +55,7 @@ class WebSocketSource:
             self._socket.send(json.dumps(body))
             _check_started(self._socket.recv(timeout=timeout_s))
         except (self._closed, TimeoutError, RequestRefused, Cut) as error:
-            self._socket.close()
+            self._exit.close()
             raise _before_start(error) from error
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,13 +67,13 @@ class WebSocketSource:
         except self._closed as error:
             raise _cut(error) from error
         finally:
-            self._socket.close()
+            self._exit.close()
 
     def hang_up(self) -> None:
         with suppress(self._closed):
             if not self._is_done:
                 self._socket.send(CANCEL)
-        self._socket.close()
+        self._exit.close()
 
 
 class AsyncWebSocketSource:
