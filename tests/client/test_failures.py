@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from client.conftest import DONE, StandIn, event
+from support.chat_standin import DONE, StandIn, event
 from support.live import until
 from tokenflow_sgl.client import AsyncClient, Client, RequestRefused, StreamBroken, StreamError, paced
 
@@ -114,6 +114,14 @@ def test_around_openai_a_refused_stream_is_not_sent_again(standin: StandIn, read
     with pytest.raises(openai.InternalServerError):
         read(standin.url, [], 8.0)
     assert len(standin.asked) == 1
+
+
+@own
+def test_a_refusal_that_is_a_bare_text_says_it(standin: StandIn, read: Callable[..., None]) -> None:
+    """As upstream's for a wrong key."""
+    standin.status, standin.parts = 401, [b'{"error": "Unauthorized"}']
+    with pytest.raises(RequestRefused, match="401: Unauthorized"):
+        read(standin.url, [], 8.0)
 
 
 @own

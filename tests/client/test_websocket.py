@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from client.conftest import event
+from support.chat_standin import event
 from support.live import until
 from tokenflow_sgl.client import AsyncClient, Client, MissingExtra, RequestRefused, StreamBroken, StreamError
 

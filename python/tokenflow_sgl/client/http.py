@@ -115,13 +115,12 @@ def hang_up(response: httpx.Response) -> None:
 
 
 def refused(status: int, body: bytes | bytearray) -> RequestRefused:
+    """From a reply that is no stream: with an OpenAI error, a bare text for one, or something else in between."""
     try:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        error = None
-    if not isinstance(error, Mapping):
-        error = {"message": body.decode(errors="replace")[:500]}
-    return RequestRefused(status, error)
+        error = body.decode(errors="replace")[:500]
+    return RequestRefused(status, error if isinstance(error, Mapping) else {"message": str(error)})
 
 
 def chunk_of(data: bytes | str) -> Any:

@@ -110,7 +110,8 @@ class Schedule(Generic[T]):
     @property
     def received_tokens(self) -> dict[int, int]:
         """By choice."""
-        return {index: lane.received_tokens for index, lane in self._lanes.items() if index is not None}
+        lanes = list(self._lanes.items())  # a thread that reads may add one meanwhile
+        return {index: lane.received_tokens for index, lane in lanes if index is not None}
 
     @property
     def empty(self) -> bool:
