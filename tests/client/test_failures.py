@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,23 @@ def test_a_program_sends_no_reports_and_a_reader_does(standin: StandIn) -> None:
         assert next(stream) == "Hel"
         until(lambda: standin.acks, "a report")
     assert standin.acks[0] == {"id": "rid", "token": "secret", "consumed_tokens": 1, "index": 0}
+
+
+def test_all_streams_of_a_client_are_reported_on_in_one_request(standin: StandIn) -> None:
+    standin.parts, standin.hold = [event("x", i + 1) for i in range(200)], True
+    with Client(standin.url) as client:
+        streams = []
+        for name in ("one", "two", "three"):
+            standin.headers["X-TokenFlow-Request-Id"] = name
+            streams.append(client.chat(SAID, read_rate=50))
+        readers = [threading.Thread(target=list, args=[stream], daemon=True) for stream in streams]
+        for reader in readers:
+            reader.start()
+        until(lambda: any(len(request) == 3 for request in standin.ack_requests), "one report of three streams")
+        for stream in streams:
+            stream.cancel()
+    counts = [item["consumed_tokens"] for item in standin.acks if item["id"] == "two"]
+    assert counts == sorted(counts) and len(set(counts)) == len(counts)
 
 
 def test_a_stream_that_the_server_knows_no_more_is_not_reported_again(standin: StandIn) -> None:

@@ -24,8 +24,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class StandIn:
-    """`parts`: the reply of a chat, sent in turn and then cut; `status` and `headers` of it. What it got lies in
-    `asked` and `acks`. `hold`: set, it keeps the connection open behind the parts until the client has gone."""
+    """`parts`: the reply of a chat, sent in turn and then cut; `status` and `headers` of it.
+
+    What it got lies in `asked`, `acks` and, one list a request, `ack_requests`. `hold`: set, it keeps the connection
+    open behind the parts until the client has gone.
+    """
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -35,6 +38,7 @@ class StandIn:
         self.verdict = "accepted"
         self.asked: list[dict[str, Any]] = []
         self.acks: list[dict[str, Any]] = []
+        self.ack_requests: list[list[dict[str, Any]]] = []
         self.gone = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -60,6 +64,7 @@ class StandIn:
 
     def _ack(self, request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         self.acks += body["acks"]
+        self.ack_requests.append(body["acks"])
         reply = json.dumps({"acks": [{"verdict": self.verdict} for _ in body["acks"]]}).encode()
         request.send_response(200)
         request.send_header("content-length", str(len(reply)))

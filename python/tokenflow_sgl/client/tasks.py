@@ -54,8 +54,7 @@ class AsyncSender:
         """Send nothing more."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
 
     def took(self, key: Any, index: int, consumed_tokens: int) -> None:
         self._reports.took(key, index, consumed_tokens, time.monotonic())
@@ -133,8 +132,7 @@ class AsyncStream(Facts[T], Generic[T]):
         if self._task is not None:
             if not was_read_to_its_end:  # else it is closing its connection, and must not be disturbed
                 self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
 
     close = cancel
 
