@@ -16,14 +16,15 @@ ENGINE = {"sglang", "sgl_kernel"}
 HEAVY = {*ENGINE, "torch", "triton", "transformers"}
 
 # What decides and what arrives know nobody; the simulator and the adapter drive core; what people touch stands above
-# them. The CPU platform knows nothing of TokenFlow.
+# them. The CPU platform knows nothing of TokenFlow, the client of it no more than how an experience is measured.
 MAY_KNOW = {
     "core": set(),
     "workload": set(),
     "sim": {"core", "workload"},
     "platform": set(),
+    "client": {"core"},
     "adapter": {"core", "platform"},
-    "bench": {"core", "workload", "sim", "adapter", "launch_server"},
+    "bench": {"core", "workload", "sim", "client", "adapter", "launch_server"},
     "launch_server.py": {"adapter"},
     "cli.py": {"core", "workload", "adapter", "bench", "launch_server"},
     "__init__.py": set(),
@@ -140,6 +141,15 @@ def test_only_those_that_stand_next_to_the_engine_import_it():
         assert not engine or part_of(path) in MAY_IMPORT_SGLANG, f"{path}: {engine}"
 
 
+def test_the_client_knows_of_core_the_measures_only_and_nothing_but_httpx_and_websockets():
+    for path in files("client"):
+        names = set(imports(path))
+        core = {name for name in names if name.startswith("tokenflow_sgl.core")}
+        assert all(name.startswith("tokenflow_sgl.core.qoe.") and name.split(".")[-1].isupper() for name in core), core
+        foreign = {name.split(".")[0] for name in names} - {"tokenflow_sgl", "httpx", "websockets"}
+        assert foreign <= set(sys.stdlib_module_names), f"{path}: {foreign}"
+
+
 BLOCKED = """
 import sys
 
@@ -158,9 +168,13 @@ print(sorted(m for m in sys.modules if m.split(".")[0] in {blocked!r}))
 """
 
 
-def test_core_workload_and_sim_work_where_neither_sglang_nor_torch_can_be_imported():
-    packages = [f"tokenflow_sgl.{p}" for p in ("core", "workload", "sim") if (PACKAGE / p).is_dir()]
-    script = BLOCKED.format(blocked=HEAVY, packages=packages)
+@pytest.mark.parametrize(
+    ("parts", "blocked"),
+    [(("core", "workload", "sim"), HEAVY), (("client",), {*HEAVY, "numpy", "openai", "websockets"})],
+)
+def test_what_needs_no_engine_works_where_none_can_be_imported(parts, blocked):
+    packages = [f"tokenflow_sgl.{p}" for p in parts if (PACKAGE / p).is_dir()]
+    script = BLOCKED.format(blocked=blocked, packages=packages)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -14,7 +14,6 @@ from aiohttp import web
 from virtual_time import VirtualTime
 
 from tokenflow_sgl.bench.client import (
-    EventSplitter,
     StreamFailed,
     client_session,
     generate_body,
@@ -23,6 +22,7 @@ from tokenflow_sgl.bench.client import (
     run_plan,
     send_lateness_s,
 )
+from tokenflow_sgl.client.events import EventSplitter
 from tokenflow_sgl.core import qoe
 from tokenflow_sgl.workload.arrivals import Request, Segment
 

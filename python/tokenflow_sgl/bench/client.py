@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from tokenflow_sgl.bench.answer_length import request_fields
+from tokenflow_sgl.client.events import EventSplitter
 from tokenflow_sgl.core.qoe import StreamRecord
 from tokenflow_sgl.workload.arrivals import Request
 
@@ -27,34 +28,6 @@ Transport = Callable[[Mapping[str, Any]], AbstractAsyncContextManager[AsyncItera
 
 class StreamFailed(Exception):
     """The server refused a request or ended its stream with an error; the message says how."""
-
-
-class EventSplitter:
-    """Cuts network reads into the data of server-sent events.
-
-    A read is not an event: one event may come in many reads, and many in one.
-    """
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-        self._data: list[bytes] = []
-
-    def feed(self, read: bytes) -> list[bytes]:
-        """Data of the events that this read completes; comments and other fields are dropped."""
-        self._pending += read
-        events: list[bytes] = []
-        if b"\n" not in read:
-            return events
-        *lines, rest = self._pending.split(b"\n")
-        self._pending = bytearray(rest)
-        for raw in lines:
-            line = bytes(raw).removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
-                self._data.clear()
-        return events
 
 
 class TokenTimes:
