@@ -168,6 +168,18 @@ def test_a_choice_is_found_by_the_id_its_client_knows_and_its_place() -> None:
     assert ledger._children == {}
 
 
+def test_another_ranks_streams_are_nobodys_here() -> None:
+    """All data-parallel ranks hear each report."""
+    ledger = Ledger()
+    request = arrived(ledger, "here")
+    ledger.reported("there", 0, 5)
+    ledger.halted("there", True)
+    ledger.finished(request)
+    ledger.reported("here", 0, 5)  # late
+    assert not [e for e in ledger.drain() if isinstance(e, Reported | Halted)]
+    assert (ledger.counters["acks"], ledger.counters["halts"]) == (0, 0)
+
+
 def test_a_connection_that_stands_still_stops_all_choices_that_come_over_it() -> None:
     ledger = Ledger()
     requests = [arrived(ledger, rid, parent="mine") for rid in ("x0", "x1")]

@@ -38,6 +38,7 @@ class Ledger:
         self._tick: Tick | None = None
         self._events: list[Event] = []
         self._before_applied = 0  # of these, how many were there when the step's batch was formed
+        self._live: set[Rid] = set()
         self._withheld: dict[Rid, Any] = {}
         self._children: dict[Rid, list[Rid | None]] = {}  # by the id their client knows: choices in order, None = ended
         self._members: list[Any] = []  # the batch of the last emission, and its ids
@@ -51,6 +52,7 @@ class Ledger:
 
     def arrived(self, event: Arrived, req: Any) -> None:
         self._events.append(event)
+        self._live.add(event.rid)
         if req.tokenflow.parent is not None:
             self._children.setdefault(req.tokenflow.parent, []).append(event.rid)
         if event.withheld:
@@ -78,27 +80,29 @@ class Ledger:
                 del self._withheld[rid]
 
     def reported(self, rid: Rid, index: int, consumed_tokens: int) -> None:
-        """Of choice `index` of the request that its client knows as `rid`; nobody's where it has ended."""
+        """Of choice `index` of the request that its client knows as `rid`; nobody's where it has ended, or where
+        another data-parallel rank serves it: all of them hear it."""
         children = self._children.get(rid)
         if children is None:
             child = rid if index == 0 else None
         else:
             child = children[index] if index < len(children) else None
-        if child is not None:
+        if child in self._live:
             self.counters["acks"] += 1
             self._events.append(Reported(child, consumed_tokens))
 
     def halted(self, rid: Rid, halted: bool) -> None:
         """All choices of a request come over one connection."""
-        children = self._children.get(rid, [rid])
-        self.counters["halts"] += halted
-        self._events += [Halted(child, halted) for child in children if child is not None]
+        children = [child for child in self._children.get(rid, [rid]) if child in self._live]
+        self.counters["halts"] += halted and bool(children)
+        self._events += [Halted(child, halted) for child in children]
 
     def finished(self, req: Any) -> None:
         state = req.tokenflow
         if state.gone or not state.arrived:
             return
         state.gone = True
+        self._live.discard(req.rid)
         self._forget_child(state.parent, req.rid)
         self._withheld.pop(req.rid, None)
         self._events.append(Finished(req.rid))
