@@ -254,3 +254,29 @@ def test_the_examples_of_the_docs_run(server: Server, number: int, capsys: pytes
     assert "http://localhost:30000" in code and len([line for line in code.splitlines() if line.strip()]) <= 10
     exec(compile(code.replace("http://localhost:30000", server.url), f"{DOCS}[{number}]", "exec"), {})
     assert capsys.readouterr().out
+
+
+def test_who_reads_at_half_the_declared_rate_is_parked_before_who_reads_as_declared(
+    server: Server, client: Client
+) -> None:
+    slow = {**SLOW, "max_tokens": 500}
+    with client.chat(SAID, read_rate=8, **slow) as half, client.chat(SAID, read_rate=8, **slow) as steady:
+        readers = [Reader(half), Reader(steady)]
+        half.read_rate = 4
+        until(lambda: row_of(server, half)["read_rate_tok_s"] < 6, "half the rate")
+        assert server.row(steady.id or "", lambda r: r["generated_tokens"] > 250)["read_rate_tok_s"] > 6
+        seq = server.state()["seq"]
+        prompts = [f"number {i} comes with much to read. " * 20 for i in range(10)]
+        crowd = [server.stream(prompt, 40, tokenflow={"read_rate": 60}) for prompt in prompts]
+
+        def parked() -> list[str]:
+            told = server.state(seq)["transitions"]
+            return [t["id"] for t in told if t["what"] == "park" and t["id"] in (half.id, steady.id)]
+
+        assert until(parked, "a park of one of the two")[0] == half.id
+        for stream in crowd:
+            stream.wait_end()
+        half.read_rate = steady.read_rate = 1000.0
+        for reader in readers:
+            reader.join(60)
+        assert half.received_tokens == steady.received_tokens == {0: 500}
