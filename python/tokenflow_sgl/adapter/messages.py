@@ -28,11 +28,15 @@ def state_since(rid: object) -> int | None:
 class AckReq(BaseReq, kw_only=True):
     """What clients say they have consumed: (id as the client knows it, index of the choice, tokens), in order.
 
+    halts: (id as the client knows it, True from when its client leaves unread what it is sent, False from when it reads
+    again), in order. Ids of streams that ended may be among them.
+
     From the HTTP process over upstream's own socket, behind the request it is about; then broadcast with the requests
     of an iteration, so that every rank hears it in the same step.
     """
 
     acks: tuple[tuple[str, int, int], ...] = ()
+    halts: tuple[tuple[str, bool], ...] = ()
 
 
 def register() -> None:
