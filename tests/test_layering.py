@@ -192,6 +192,7 @@ def test_decisions_know_one_clock_and_that_is_the_tick():
         *[("adapter/executor.py", "_publish", "time.perf_counter")] * 2,
         ("adapter/routes.py", "tokenflow_ack", "time.monotonic"),  # the HTTP process, for its rate limit: no decision
         ("adapter/scheduler.py", "_poll_timeout_aborts", "time.monotonic"),
+        ("adapter/websocket.py", "_ack", "time.monotonic"),  # the same
     ]
 
 

@@ -157,3 +157,37 @@ def test_a_launch_never_writes_over_a_journal(tmp_path: Path, left: str) -> None
     (tmp_path / left).write_text("what happened")
     with pytest.raises(SystemExit, match=f"--tokenflow-journal=.*{left} exists"):
         args._keep_old_journals(args.TokenflowSettings(journal_path=str(tmp_path / "j")))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "valid"),
+    [
+        ("--tokenflow-stall-limit", "-1", "0 to 86400"),
+        ("--tokenflow-stall-limit", "nan", "0 to 86400"),
+        ("--tokenflow-sse-comments", "3601", "0 to 3600"),
+        ("--tokenflow-origins", "chat.example.com", "https://chat.example.com"),
+        ("--tokenflow-origins", "https://a.example.com/page", "https://chat.example.com"),
+        ("--tokenflow-origins", "https://a.example.com https://b.example.com", "with commas"),
+    ],
+)
+def test_a_bad_setting_of_the_http_side_is_refused_with_flag_value_and_what_is_valid(
+    flag: str, value: str, valid: str
+) -> None:
+    with pytest.raises(ValueError, match=flag) as refused:
+        parse(flag, value)
+    assert valid in str(refused.value)
+
+
+def test_settings_of_the_http_side_reach_the_server() -> None:
+    got = parse("--tokenflow-stall-limit", "0", "--tokenflow-origins", " https://A.example.com ,http://b:8080,")
+    server_args = SimpleNamespace()
+    args.attach(server_args, got)
+    again = args.settings_of(pickle.loads(pickle.dumps(server_args)))
+    assert again.stall_limit_s == 0.0 and again.allowed_origins == ("https://a.example.com", "http://b:8080")
+
+
+@pytest.mark.parametrize(("name", "value"), [("stall_limit", "60"), ("stall_limit", True), ("origins", ["http://a"])])
+def test_a_setting_of_another_type_is_refused_by_name(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(args.ENV_CONFIG, json.dumps({name: value}))
+    with pytest.raises(ValueError, match=name.replace("_", "[-_]")):
+        parse()

@@ -123,3 +123,20 @@ def test_bridge_sits_in_the_app_under_a_root_path_and_refuses_live_ids(monkeypat
     assert http.post("/generate", json={"rid": "live"}).json()["error"]["param"] == "rid"
     reply = http.post("/generate", json={"stream": True, "rid": "mine"})
     assert reply.headers["x-tokenflow-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_of_what_waits_for_a_reply_the_last_is_kept_and_all_of_it_where_it_is_increments(
+    monkeypatch: pytest.MonkeyPatch, incremental: bool
+) -> None:
+    def state(parent: str | None) -> SimpleNamespace:
+        custom = None if parent is None else {"tokenflow": {"parent": parent}}
+        return SimpleNamespace(obj=SimpleNamespace(sampling_params={"custom_params": custom}), out_list=[1, 2, 3])
+
+    states = {"mine": state(None), "child": state("mine"), "other": state("another"), "bare": state(None)}
+    manager = SimpleNamespace(rid_to_state=states, incremental_streaming_output=incremental)
+    monkeypatch.setattr(routes, "_tokenizer_manager", lambda: manager)
+    routes._trim("mine")
+    kept = {rid: s.out_list for rid, s in states.items()}
+    few = [1, 2, 3] if incremental else [3]
+    assert kept == {"mine": few, "child": few, "other": [1, 2, 3], "bare": [1, 2, 3]}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.live import GREEDY_PROMPT, GREEDY_TOKENS, OURS, STOCK, Server, body_of, serving
+from support.sockets import KEY
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,22 @@ def server(shared_server: Server) -> Iterator[Server]:
     yield shared_server.wake()
     assert shared_server.process._process.poll() is None, shared_server.process.log_tail()
     shared_server.settle()
+
+
+@pytest.fixture(scope="session")
+def strict_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It asks for a key and has no patience with clients that do not read."""
+    flags = ("--api-key", KEY, "--tokenflow-stall-limit", "3", "--tokenflow-origins", "https://chat.example.com")
+    with serving(OURS, tmp_path_factory.mktemp("strict"), "--page-size", "16", *flags) as server:
+        server.http.headers["Authorization"] = f"Bearer {KEY}"
+        yield server
+
+
+@pytest.fixture
+def strict_server(strict_shared: Server) -> Iterator[Server]:
+    yield strict_shared.wake()
+    assert strict_shared.process._process.poll() is None, strict_shared.process.log_tail()
+    strict_shared.settle()
 
 
 @pytest.fixture(scope="session")

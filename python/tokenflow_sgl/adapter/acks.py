@@ -75,9 +75,14 @@ class AckBook:
         if live is not None and live.token == token:
             del self._live[rid]
 
-    def judge(self, items: list[dict[str, Any]], now_s: float) -> tuple[list[Ack], list[dict[str, Any]]]:
-        """What counts, and a verdict for each item, in order. Raises BadField where an item is no report at all."""
-        parsed = [_parse(i, item) for i, item in enumerate(items)]
+    def judge(
+        self, items: list[dict[str, Any]], now_s: float, *, at: str = "acks[{i}]."
+    ) -> tuple[list[Ack], list[dict[str, Any]]]:
+        """What counts, and a verdict for each item, in order. Raises BadField where an item is no report at all.
+
+        at: how an error names the place of item i.
+        """
+        parsed = [_parse(at.format(i=i), item) for i, item in enumerate(items)]
         acks: list[Ack] = []
         verdicts: list[dict[str, Any]] = []
         for ack, token in parsed:
@@ -118,18 +123,17 @@ def items_of(body: Any) -> list[dict[str, Any]]:
     return items
 
 
-def _parse(i: int, item: Any) -> tuple[Ack, str]:
-    where = f"acks[{i}]"
+def _parse(where: str, item: Any) -> tuple[Ack, str]:
     if not isinstance(item, Mapping):
-        raise BadField(where, item, "an object with id, token, consumed_tokens and, for n > 1, index")
+        raise BadField(where.rstrip("."), item, "an object with id, token, consumed_tokens and, for n > 1, index")
     for key in item:
         if key not in ("id", "token", "consumed_tokens", "index"):
-            raise BadField(f"{where}.{str(key)[:64]}", item[key], "the keys id, token, consumed_tokens and index only")
+            raise BadField(f"{where}{str(key)[:64]}", item[key], "the keys id, token, consumed_tokens and index only")
     for key in ("id", "token"):
         if not isinstance(item.get(key), str) or not item[key] or len(item[key]) > 1024:
-            raise BadField(f"{where}.{key}", item.get(key), "a text of 1 to 1024 characters")
-    consumed = _whole(f"{where}.consumed_tokens", item.get("consumed_tokens"), _MAX_TOKENS)
-    index = _whole(f"{where}.index", item.get("index", 0), MAX_INDEX)
+            raise BadField(f"{where}{key}", item.get(key), "a text of 1 to 1024 characters")
+    consumed = _whole(f"{where}consumed_tokens", item.get("consumed_tokens"), _MAX_TOKENS)
+    index = _whole(f"{where}index", item.get("index", 0), MAX_INDEX)
     return Ack(item["id"], index, consumed), item["token"]
 
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -41,6 +42,8 @@ class TokenflowSettings:
     script_path: str | None = None
     check_plans: bool = False
     sse_comments_s: float = 2.0
+    stall_limit_s: float = 60.0
+    origins: str = ""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -52,10 +55,23 @@ class TokenflowSettings:
             )
         if self.script_path is not None:
             Scripted.from_mapping(self.script())
-        if not 0.0 <= self.sse_comments_s <= 3600.0:
-            raise ValueError(f"--tokenflow-sse-comments={self.sse_comments_s!r}: valid is 0 to 3600 s, 0 = none")
+        for name, key, most in _SECONDS:
+            value = getattr(self, key)
+            if type(value) not in (int, float) or not 0.0 <= value <= most:
+                raise ValueError(f"--tokenflow-{name}={value!r}: valid is 0 to {most} s, 0 = never")
+        for origin in self.allowed_origins:
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null|\*", origin):
+                raise ValueError(
+                    f"--tokenflow-origins={origin!r}: valid are origins such as https://chat.example.com with commas "
+                    "between, or * for any"
+                )
         if self.journal_path is not None and not Path(self.journal_path).absolute().parent.is_dir():
             raise ValueError(f"--tokenflow-journal={self.journal_path!r}: its directory does not exist")
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Of web pages that may open a socket though they come from another host."""
+        return tuple(o.strip().lower() for o in self.origins.split(",") if o.strip())
 
     def script(self) -> dict[str, Any]:
         """The JSON object in the script file."""
@@ -78,8 +94,8 @@ class TokenflowSettings:
                 raise ValueError(f"{name}={own[_OWN_KEYS[name]]!r}: valid is the path of a file")
         if not isinstance(own.get("check_plans", False), bool):
             raise ValueError(f"check_plans={own['check_plans']!r}: valid are true and false")
-        if type(own.get("sse_comments_s", 0.0)) not in (int, float):
-            raise ValueError(f"sse_comments={own['sse_comments_s']!r}: valid is 0 to 3600 s, 0 = none")
+        if not isinstance(own.get("origins", ""), str):
+            raise ValueError(f"origins={own['origins']!r}: valid is a text with commas between origins")
         return cls(config=PolicyConfig.from_mapping(rest), **own)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -93,7 +109,10 @@ _OWN_KEYS = {
     "script": "script_path",
     "check_plans": "check_plans",
     "sse_comments": "sse_comments_s",
+    "stall_limit": "stall_limit_s",
+    "origins": "origins",
 }
+_SECONDS = (("sse-comments", "sse_comments_s", 3600), ("stall-limit", "stall_limit_s", 86400))
 
 
 def flag_of(name: str) -> str:
@@ -173,6 +192,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest=_dest("sse_comments"),
         help="seconds of silence in a streamed reply after which a comment line is sent, so that nothing in between "
         "hangs up on a parked stream; 0 = never [s, 0 to 3600, default 2]",
+    )
+    group.add_argument(
+        "--tokenflow-stall-limit",
+        type=float,
+        metavar="X",
+        dest=_dest("stall_limit"),
+        help="seconds after which a stream is cut off whose client reads not one byte of what is sent to it; 0 = never "
+        "[s, 0 to 86400, default 60]",
+    )
+    group.add_argument(
+        "--tokenflow-origins",
+        metavar="ORIGIN,..",
+        dest=_dest("origins"),
+        help="web pages of these origins may open /tokenflow/stream, beside those from the server's own host "
+        "[default none]",
     )
     group.add_argument(
         ALLOW_UNTESTED_FLAG,

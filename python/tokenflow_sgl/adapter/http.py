@@ -11,7 +11,7 @@ the innermost middleware: keys are checked, bodies decompressed and CORS headers
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Container, MutableMapping
+from collections.abc import Callable, Container, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,14 @@ import orjson
 
 from . import rates, rids
 from .acks import MAX_INDEX, AckBook
+from .backpressure import EXCHANGE, App, Receive
 from .keepalive import KeepAlive, Message, Send
 from .rates import BadField
 
-Receive = Callable[[], Awaitable[Message]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 GENERATE = "/generate"
-ROUTES = {CHAT: ("POST",), "/v1/completions": ("POST",), GENERATE: ("POST", "PUT")}
+ROUTES = {CHAT: ("POST",), COMPLETIONS: ("POST",), GENERATE: ("POST", "PUT")}
 RID_HEADER = b"x-tokenflow-request-id"
 ACK_TOKEN_HEADER = b"x-tokenflow-ack-token"
 RETRY_AFTER = (b"retry-after", b"1")  # s. A full queue moves with every answer that ends; upstream names no time
@@ -78,16 +77,18 @@ class Bridge:
         server = self.server()
         try:
             rid = rewrite(route, scope["headers"], parsed, server)
+            body = dumped(parsed)
         except BadField as error:
             await _refuse(send, error)
             return
-        body = orjson.dumps(parsed)
         replay = _replay([{"type": "http.request", "body": body, "more_body": False}], receive)
         headers = [] if rid is None else [(RID_HEADER, rids.header_value(rid))]
         if rid is None or server.acks is None or not _is_true(parsed.get("stream")):
             await self.app(_with_length(scope, len(body)), replay, _with_headers(headers, send))
             return
         acks, token = server.acks, server.acks.open(rid, choices_of(route, parsed))
+        if (exchange := scope.get(EXCHANGE)) is not None:
+            exchange.rid, exchange.token = rid, token
         headers += [(ACK_TOKEN_HEADER, token.encode()), (b"x-accel-buffering", b"no")]  # nginx would hold tokens back
 
         async def closing(message: Message) -> None:
@@ -234,6 +235,14 @@ def _object(body: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def dumped(body: dict[str, Any]) -> bytes:
+    """Raises BadField for what orjson reads and does not write: it reads 1,024 levels and writes 254."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise BadField("body", "JSON nested too deeply", "up to 254 levels") from error
 
 
 def _values(headers: list[tuple[bytes, bytes]], name: str) -> list[str]:

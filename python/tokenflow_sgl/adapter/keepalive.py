@@ -31,7 +31,7 @@ class KeepAlive:
     async def send(self, message: Message) -> None:
         async with self._lock:
             if message["type"] == "http.response.start":
-                self._is_open = _is_event_stream(message)
+                self._is_open = is_event_stream(message)
                 self._task = asyncio.create_task(self._comment()) if self._is_open else None
             elif not message.get("more_body", False):
                 self._is_open = False
@@ -59,6 +59,6 @@ class KeepAlive:
             self._task.cancel()
 
 
-def _is_event_stream(start: Message) -> bool:
+def is_event_stream(start: Message) -> bool:
     headers = {bytes(k).lower(): bytes(v) for k, v in start.get("headers", ())}
     return start.get("status") == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream")

@@ -29,7 +29,8 @@ class AckReq(BaseReq, kw_only=True):
     """What clients have consumed.
 
     acks: what they say: (id as the client knows it, index of the choice, tokens), in order. halts: what their
-    connections show: (id, True) from when one takes nothing any more, (id, False) from when it does so again.
+    connections show: (id, True) from when one takes nothing any more, (id, False) from when it does so again. Ids of
+    streams that ended may be among both.
 
     From the HTTP process over upstream's own socket, behind the request it is about; then broadcast with the requests
     of an iteration, so that every rank hears it in the same step.

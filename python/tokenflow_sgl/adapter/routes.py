@@ -1,4 +1,4 @@
-"""POST /tokenflow/ack, GET /tokenflow/state and GET /tokenflow/config, and the installation of bridge and routes.
+"""POST /tokenflow/ack, GET /tokenflow/state and GET /tokenflow/config, and the installation of all that is ours.
 
 Owns what the HTTP process tells and hears; the facts are the scheduler's. Invariant: what shows what all clients are
 doing needs the admin key if one is set (else the API key, if one is set); acks need the API key, and their token.
@@ -14,9 +14,12 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import ORJSONResponse
 from starlette.middleware import Middleware
+from starlette.websockets import WebSocket
 
-from . import acks, args, messages, rates
+from . import acks, args, backpressure, messages, rates, websocket
+from .backpressure import Backpressure
 from .http import Bridge, Server, error_content
+from .mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 _MAX_ACK_BYTES = 1 << 20
@@ -75,9 +78,45 @@ async def tokenflow_ack(request: Request) -> ORJSONResponse:
     except rates.BadField as error:
         return ORJSONResponse(status_code=400, content=error_content(error))
     if taken:
-        heard = tuple((ack.rid, ack.index, ack.consumed_tokens) for ack in taken)
-        await _tokenizer_manager()._async_dispatch_to_scheduler(messages.AckReq(acks=heard))
+        _mailbox.report(taken)
     return ORJSONResponse({"acks": verdicts})
+
+
+async def _dispatch(told: messages.AckReq) -> None:
+    await _tokenizer_manager()._async_dispatch_to_scheduler(told)
+
+
+def _trim(rid: str) -> None:
+    """Of the outputs that wait for a reply which cannot be sent, all but the last.
+
+    Upstream keeps one for each token, some 1.5 kB, and takes the last: each holds the whole answer so far. Not where
+    they are increments, of which it takes all.
+    """
+    manager = _tokenizer_manager()
+    if manager.incremental_streaming_output:
+        return
+    for own_rid, state in manager.rid_to_state.items():
+        if own_rid == rid or rates.parent_of(_custom_params(state.obj)) == rid:
+            del state.out_list[:-1]
+
+
+def _custom_params(request: Any) -> Any:
+    params = getattr(request, "sampling_params", None)
+    return params.get("custom_params") if isinstance(params, dict) else None
+
+
+async def tokenflow_stream(ws: WebSocket) -> None:
+    server_args = _tokenizer_manager().server_args
+    await websocket.serve(
+        ws,
+        websocket.Server(
+            acks=_acks,
+            report=_mailbox.report,
+            api_key=server_args.api_key,
+            admin_api_key=server_args.admin_api_key,
+            origins=args.settings_of(server_args).allowed_origins,
+        ),
+    )
 
 
 async def _json_of(request: Request) -> Any:
@@ -105,10 +144,12 @@ async def tokenflow_config() -> ORJSONResponse:
             "script": settings.script_path,
             "release": hooks.installed_release(),
             "read_rate": {"min_tok_s": rates.MIN_RATE_TOK_S, "max_tok_s": rates.MAX_RATE_TOK_S},
+            "websocket": websocket.has_library(),
             "http": {
                 "hooks": plugin.in_force(),
                 "bridged_requests": bridge_of_app().bridged_requests,
                 "acks": {"accepted": _acks.accepted, "refused": _acks.refused, "streams": len(_acks)},
+                "unread": {"halted": _outermost[0].halted, "cut": _outermost[0].cut},
             },
         }
     )
@@ -122,10 +163,13 @@ def add_routes(app: FastAPI) -> None:
     for path, endpoint in (("/tokenflow/state", tokenflow_state), ("/tokenflow/config", tokenflow_config)):
         app.add_api_route(path, auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint), methods=["GET"])
     app.add_api_route("/tokenflow/ack", tokenflow_ack, methods=["POST"])
+    app.add_api_websocket_route(websocket.PATH, tokenflow_stream)
 
 
 _acks = acks.AckBook()
+_mailbox = Mailbox(_dispatch)
 _installed: list[Bridge] = []
+_outermost: list[Backpressure] = []
 
 
 def bridge_of_app() -> Bridge:
@@ -137,6 +181,16 @@ def bridge_of_app() -> Bridge:
 def _build_bridge(app: Any) -> Bridge:
     _installed[:] = [Bridge(app, _server)]
     return _installed[0]
+
+
+def _build_outermost(app: Any) -> Backpressure:
+    _outermost[:] = [Backpressure(app, _engine)]
+    return _outermost[0]
+
+
+def _engine() -> backpressure.Engine:
+    limit_s = args.settings_of(_tokenizer_manager().server_args).stall_limit_s
+    return backpressure.Engine(limit_s=limit_s, tell=_mailbox.halt, trim=_trim)
 
 
 def _server() -> Server:
@@ -159,6 +213,7 @@ def install(app: FastAPI) -> None:
     add_routes(app)
     # Last in the list is innermost; add_middleware() would put it outside decompression and CORS.
     app.user_middleware.append(Middleware(_build_bridge))
+    backpressure.put_outermost(app, _build_outermost)
 
 
 def install_before_run(*_args: Any, **_kwargs: Any) -> None:
@@ -167,3 +222,12 @@ def install_before_run(*_args: Any, **_kwargs: Any) -> None:
 
     install(http_server.app)
     logger.info("TokenFlow: read-rate bridge and /tokenflow routes installed")
+    say_whether_sockets_work()
+
+
+def say_whether_sockets_work() -> None:
+    if not websocket.has_library():
+        logger.warning(
+            "TokenFlow: %s is off: uvicorn finds no WebSocket library (pip install websockets); all else is served",
+            websocket.PATH,
+        )
