@@ -24,8 +24,9 @@ MAY_KNOW = {
     "platform": set(),
     "adapter": {"core", "platform"},
     "bench": {"core", "workload", "sim", "adapter", "launch_server"},
+    "dashboard": set(),
     "launch_server.py": {"adapter"},
-    "cli.py": {"core", "workload", "adapter", "bench", "launch_server"},
+    "cli.py": {"core", "workload", "adapter", "bench", "dashboard", "launch_server"},
     "__init__.py": set(),
 }
 MAY_IMPORT_SGLANG = {"adapter", "platform", "launch_server.py", "cli.py", "bench"}
