@@ -166,6 +166,14 @@ test("cancel ends the iterator and the request, an abort throws its reason", asy
   await assert.rejects(aborted[Symbol.asyncIterator]().next(), /enough/);
 });
 
+test("an answer that is cancelled with text unread was cancelled, though the server was through with it", async (t) => {
+  playing(t, [event(chat("a", 1)), event(chat("b", 2)), "data: [DONE]\n\n"]);
+  const reader = ask();
+  while (reader.over === null) await new Promise(setImmediate);
+  for await (const piece of reader) if (piece.text === "a") break;
+  assert.equal(reader.over.why, "cancelled");
+});
+
 test("reports of all streams of a page go in one request and say nothing when nothing was read", async (t) => {
   t.mock.timers.enable({ apis: ["setInterval"] });
   const seen = playing(t, [event(chat("a", 1)), event(chat("b", 2)), new Promise(() => {})]);

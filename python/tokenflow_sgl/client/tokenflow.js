@@ -302,6 +302,7 @@ class Reader {
     this._wake();
   }
   _leave(error) {
+    if (this._queue.length) this.over = null; // the server may be through: its reader was not
     this._queue.length = 0;
     this._finish({ why: "cancelled", error });
     this.left.abort();

@@ -10,7 +10,7 @@ const MARK_S = 2.5; // for which a row shows that it was parked or came back
 
 export const newModel = () => ({ rows: new Map(), events: [], ranks: [], arrivals: 0, since: 0, nowS: 0 });
 
-const startsPhase = { park: "parked", return: "running", load: "loading", admit: "prefill", recompute: "parked" };
+const startsPhase = { park: "parked", return: "running", load: "loading", admit: "running", recompute: "parked" };
 
 /** Take one reply. Several data-parallel ranks have a number, and a clock, each. */
 export function take(model, state, nowS) {
@@ -22,7 +22,9 @@ export function take(model, state, nowS) {
     const seen = model.ranks[number]?.seq ?? 0;
     const key = (id) => (states.length > 1 ? `${number}/${id}` : id);
     const at = (serverS) => nowS + serverS - rank.now_s;
-    for (const t of rank.transitions ?? []) if (t.seq > seen) happened(model, key(t.id), t, at(t.at_s));
+    // An idle server's clock stands still: what happened before the page looked has no time on the page's.
+    const news = model.ranks[number] ? (rank.transitions ?? []) : [];
+    for (const t of news) if (t.seq > seen) happened(model, key(t.id), t, at(t.at_s));
     for (const row of rank.streams ?? []) {
       live.add(key(row.id));
       update(model, key(row.id), row, nowS);

@@ -101,7 +101,7 @@ function fill(tr, row, ownId, number) {
   const width = `${Math.min((now.slack_s ?? 0) / BAR_S, 1) * 100}%`;
   const bar = slack.firstChild.firstChild;
   if (bar.style.width !== width) bar.style.width = width;
-  setText(slack.lastChild, fixed(now.slack_s, 1));
+  setText(slack.lastChild, fixed(now.slack_s, now.slack_s < 100 ? 1 : 0));
   setText(buffer, whole(now.buffer_tokens));
   setText(read, whole(now.consumed_tokens));
   setText(sent, whole(now.generated_tokens));
