@@ -9,7 +9,9 @@ const BAR_S = 30; // of slack fill the bar
 const COLUMNS = ["id", "phase", "slack", "num", "num wide", "num wide", "num wide", "num parks"];
 
 const fixed = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-const whole = (value) => fixed(value, 0);
+// A narrow window has room for five digits.
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const whole = (value) => (value >= 1e5 ? compact.format(value) : fixed(value, 0));
 
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -93,7 +95,7 @@ function fill(tr, row, ownId, number) {
   setData(tr, "phase", row.phase);
   setData(tr, "mark", row.mark?.what ?? "");
   setData(tr, "own", String(now.id === ownId));
-  setData(tr, "consumed", whole(now.consumed_tokens));
+  setData(tr, "consumed", fixed(now.consumed_tokens, 0));
   tr.setAttribute("aria-rowindex", number + 2);
   setText(id, now.id === ownId ? `${now.id.slice(0, 8)} (yours)` : now.id.slice(0, 12));
   if (id.title !== now.id) id.title = now.id;
