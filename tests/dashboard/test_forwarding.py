@@ -39,7 +39,9 @@ def page(behind: StateServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("path", PAGE_FILES)
-def test_every_file_of_the_page_is_in_the_package_and_may_load_only_from_its_own_server(page: httpx.Client, path: str) -> None:
+def test_every_file_of_the_page_is_in_the_package_and_may_load_only_from_its_own_server(
+    page: httpx.Client, path: str
+) -> None:
     reply = page.get(path)
     assert reply.status_code == 200 and len(reply.content) > 500
     assert "default-src 'none'" in reply.headers["content-security-policy"]
@@ -65,8 +67,8 @@ def test_the_state_is_asked_for_with_the_admin_key_and_the_chat_with_the_api_key
         assert "sesame" not in reply.text + str(reply.headers)
     keys = {path: key for path, key, _ in behind.seen}
     assert keys == {
-        "/tokenflow/state": "Bearer open-sesame", "/tokenflow/config": "Bearer open-sesame", "/v1/models": "Bearer sesame",
-        "/tokenflow/ack": "Bearer sesame", CHAT: "Bearer sesame",
+        "/tokenflow/state": "Bearer open-sesame", "/tokenflow/config": "Bearer open-sesame",
+        "/v1/models": "Bearer sesame", "/tokenflow/ack": "Bearer sesame", CHAT: "Bearer sesame",
     }  # fmt: skip
 
 
@@ -104,7 +106,12 @@ def test_what_the_page_does_not_need_is_not_forwarded(page: httpx.Client, behind
 def test_other_sites_are_refused_on_every_route(
     page: httpx.Client, behind: StateServer, headers: dict[str, str], why: str
 ) -> None:
-    asked = [*[("GET", p) for p in PAGE_FILES], ("GET", "/dash/info"), ("GET", "/tokenflow/state?since=0"), ("POST", CHAT)]
+    asked = [
+        *[("GET", p) for p in PAGE_FILES],
+        ("GET", "/dash/info"),
+        ("GET", "/tokenflow/state?since=0"),
+        ("POST", CHAT),
+    ]
     for method, path in asked:
         reply = page.request(method, path, headers=headers)
         assert reply.status_code == 403 and reply.text.startswith(why), (path, reply.status_code, reply.text)

@@ -1,4 +1,4 @@
-"""The page in Chromium over invented states: 500 streams, two widths, texts that are no friends, a server in trouble."""
+"""The page in Chromium over invented states: 500 streams, two widths, hostile texts, a server in trouble."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_the_time_from_data_to_paint_is_measured_and_shown(page: Any) -> None:
     print(f"data to paint with {STREAMS} streams: {page.inner_text('#paint-ms')}")
 
 
-def test_the_server_is_asked_twice_a_second_at_most_and_not_at_all_by_a_hidden_page(page: Any, behind: StateServer) -> None:
+def test_the_server_is_asked_twice_a_second_at_most_and_not_at_all_by_a_hidden_page(
+    page: Any, behind: StateServer
+) -> None:
     began_s, before = time.monotonic(), behind.polls
     seen(page, f"document.getElementById('paint').dataset.count >= {before + 6}")
     assert behind.polls - before <= 2 * (time.monotonic() - began_s) + 1
@@ -148,7 +150,9 @@ def test_the_chat_reads_at_its_pace_shows_what_waits_and_reports_it(page: Any, b
     both = page.evaluate("[document.getElementById('read').textContent, document.getElementById('ahead').textContent]")
     assert both[0] + both[1] == "".join(behind.texts)
     acks = [json.loads(body)["acks"] for _, body in behind.requests("/tokenflow/ack")]
-    assert acks and all(a[0] | {"consumed_tokens": 0} == {"id": "mine", "token": "secret", "consumed_tokens": 0} for a in acks)
+    assert acks and all(
+        a[0] | {"consumed_tokens": 0} == {"id": "mine", "token": "secret", "consumed_tokens": 0} for a in acks
+    )
     said = [a[0]["consumed_tokens"] for a in acks]
     assert said == sorted(set(said)) and said[-1] <= 20
     page.click("#stop")
@@ -164,7 +168,9 @@ def test_a_chat_that_breaks_off_says_so_and_keeps_what_was_read(page: Any, behin
     assert len(behind.requests("/v1/chat/completions")) == 1
 
 
-def test_a_server_that_wants_a_key_is_quoted_and_the_page_recovers(browser: Any, dash: str, behind: StateServer) -> None:
+def test_a_server_that_wants_a_key_is_quoted_and_the_page_recovers(
+    browser: Any, dash: str, behind: StateServer
+) -> None:
     behind.state_status = 401
     page = browser.new_page()
     page.goto(dash)
@@ -178,9 +184,12 @@ def test_a_server_that_wants_a_key_is_quoted_and_the_page_recovers(browser: Any,
 
 def test_every_control_has_a_name_and_the_text_is_readable(page: Any) -> None:
     """Contrast after WCAG 2: 4.5 to 1 for text, in both schemes."""
-    assert page.evaluate("""() => [...document.querySelectorAll("input, select, textarea, button, canvas")]
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll("input, select, textarea, button, canvas")]
         .filter((e) => !e.labels?.length && !e.textContent.trim() && !e.getAttribute("aria-label"))
-        .map((e) => e.id)""") == []
+        .map((e) => e.id)""")
+        == []
+    )
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         values = page.evaluate("""() => { const s = getComputedStyle(document.documentElement);

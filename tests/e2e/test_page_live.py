@@ -145,7 +145,12 @@ def test_a_hidden_tab_reads_nothing_costs_others_nothing_and_misses_nothing(
     page: Any, server: Server, transport: str
 ) -> None:
     question = "who comes back to a hidden tab?"
-    alone = {"model": "tiny", "messages": [{"role": "user", "content": question}], "max_tokens": TOKENS, "temperature": 0}
+    alone = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+    }
     reply = server.http.post("/v1/chat/completions", json={**alone, "ignore_eos": True}).json()
     rid = start(page, transport, rate=20, tokens=TOKENS, question=question)
     seen(page, "out.pieces >= 20")
@@ -153,7 +158,9 @@ def test_a_hidden_tab_reads_nothing_costs_others_nothing_and_misses_nothing(
     gone_s = time.monotonic()
     read = page.evaluate("reader.readTokens")
     others = crowd(server, 9, 300)
-    until(lambda: time.monotonic() > gone_s + 3 and page.evaluate("reader.tokens") > read, "three seconds of a hidden tab")
+    until(
+        lambda: time.monotonic() > gone_s + 3 and page.evaluate("reader.tokens") > read, "three seconds of a hidden tab"
+    )
     assert page.evaluate("reader.readTokens") <= read + 1
     read_together(others)
     assert all(len(other.text) > 0 and other.finish["type"] == "length" for other in others)

@@ -76,7 +76,10 @@ class StateServer:
     async def _words(self) -> AsyncIterator[str]:
         try:
             for number, text in enumerate(self.texts):
-                chunk = {"choices": [{"index": 0, "delta": {"content": text}}], "usage": {"completion_tokens": number + 1}}
+                chunk = {
+                    "choices": [{"index": 0, "delta": {"content": text}}],
+                    "usage": {"completion_tokens": number + 1},
+                }
                 yield f"data: {json.dumps(chunk)}\n\n"
             while not self.hold.is_set():
                 await asyncio.sleep(0.02)
@@ -105,8 +108,8 @@ def state_of(streams: int, poll: int, since: int) -> dict[str, Any]:
             "host_free_tokens": 200_000, "host_degraded": 0, "storing_tokens": 512, "loading_tokens": 0,
         },
         "forecast": {
-            "horizon_s": 4.0, "arrivals_per_s": {"fast": 2.4, "slow": 1.1}, "tokens_per_s": {"fast": 900.0, "slow": 500.0},
-            "demand_tokens": 3600.4, "error_ratio": 0.2, "bias_ratio": 0.1, "mode": "steady",
+            "horizon_s": 4.0, "arrivals_per_s": {"fast": 2.4, "slow": 1.1},
+            "tokens_per_s": {"fast": 900.0, "slow": 500.0}, "demand_tokens": 3600.4, "error_ratio": 0.2, "bias_ratio": 0.1, "mode": "steady",
         },
     }  # fmt: skip
 

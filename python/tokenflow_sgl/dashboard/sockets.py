@@ -25,7 +25,11 @@ async def relay(browser: WebSocket, url: str, headers: Mapping[str, str]) -> Non
     at = url.replace("http", "ws", 1) + "/tokenflow/stream"
     try:
         server = await connect(
-            at, additional_headers=headers, subprotocols=[Subprotocol("tokenflow")], max_size=MAX_MESSAGE_BYTES, proxy=None
+            at,
+            additional_headers=headers,
+            subprotocols=[Subprotocol("tokenflow")],
+            max_size=MAX_MESSAGE_BYTES,
+            proxy=None,
         )
     except (OSError, InvalidHandshake, TimeoutError):
         await browser.close(1011)  # before accept: the browser sees a refused handshake
