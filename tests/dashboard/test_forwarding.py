@@ -146,6 +146,30 @@ def test_a_browser_that_leaves_ends_the_chat_at_the_server(page: httpx.Client, b
     assert behind.left.wait(10), "the server's chat goes on without its client"
 
 
+def test_the_socket_has_the_api_key_and_is_closed_to_other_sites(page: httpx.Client, behind: StateServer) -> None:
+    client = pytest.importorskip("websockets.sync.client", reason="no websockets")
+    at = str(page.base_url).replace("http", "ws") + "tokenflow/stream"
+    with pytest.raises(Exception, match="HTTP 403"):
+        client.connect(at, origin="http://evil.example", proxy=None)
+    assert behind.socket_keys == []
+    behind.texts = ["one"]
+    with client.connect(at, subprotocols=["tokenflow"], proxy=None) as socket:
+        assert socket.subprotocol == "tokenflow"
+        socket.send('{"messages": []}')
+        told = [json.loads(text) for text in socket]
+    assert [m.get("type", "chunk") for m in told] == ["started", "chunk", "done"]
+    assert behind.socket_keys == ["Bearer sesame"]
+
+
+def test_a_socket_of_a_server_that_has_none_is_refused() -> None:
+    client = pytest.importorskip("websockets.sync.client", reason="no websockets")
+    with (
+        in_thread(make_app(Target(f"http://127.0.0.1:{free_port()}"))) as dash,
+        pytest.raises(Exception, match="HTTP 403"),
+    ):
+        client.connect(f"{dash.replace('http', 'ws')}/tokenflow/stream", proxy=None)
+
+
 def test_a_refusal_of_the_server_passes_as_it_is(page: httpx.Client, behind: StateServer) -> None:
     behind.state_status = 401
     reply = page.get("/tokenflow/state?since=0")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.browser import chromium, in_thread, seen, watched
+from support.live import until
 from support.state_server import StateServer, rid_of
 from tokenflow_sgl.dashboard.app import Target, make_app
 
@@ -166,6 +167,50 @@ def test_a_chat_that_breaks_off_says_so_and_keeps_what_was_read(page: Any, behin
     seen(page, "document.getElementById('chat-state').textContent.includes('broke after 2 tokens')")
     assert page.inner_text("#read") == "half a "
     assert len(behind.requests("/v1/chat/completions")) == 1
+
+
+@pytest.fixture
+def over_socket(browser: Any, behind: StateServer, dash: str) -> Iterator[Any]:
+    pytest.importorskip("websockets", reason="no websockets: neither the page's server nor the stand-in can speak it")
+    behind.websocket, behind.texts = True, [f"word{i} " for i in range(60)]
+    page = browser.new_page()
+    wrong = watched(page)
+    page.goto(dash)
+    seen(page, "document.getElementById('transport').length === 2")
+    page.select_option("#transport", "websocket")
+    page.evaluate("document.getElementById('rate').value = 20")
+    yield page
+    page.close()
+    assert wrong == []
+
+
+def test_a_chat_over_the_socket_reads_reports_and_ends(over_socket: Any, behind: StateServer) -> None:
+    behind.hold.clear()
+    over_socket.click("#send")
+    until(lambda: sum(m.get("type") == "ack" for m in behind.heard) >= 3, "three reports")
+    behind.hold.set()
+    seen(over_socket, "document.getElementById('chat-state').textContent.startsWith('read to the end')")
+    assert over_socket.evaluate("document.getElementById('read').textContent") == "".join(behind.texts)
+    asked, *acks = behind.heard
+    assert (asked["model"], asked["tokenflow"], asked["stream"]) == ("tiny", {"read_rate": 20}, True)
+    said = [ack.pop("consumed_tokens") for ack in acks]
+    assert said == sorted(set(said)) and acks == [{"type": "ack"}] * len(acks)
+
+
+def test_a_chat_over_the_socket_that_is_stopped_is_cancelled(over_socket: Any, behind: StateServer) -> None:
+    behind.hold.clear()
+    over_socket.click("#send")
+    seen(over_socket, "document.getElementById('read').textContent.includes('word2 ')")
+    over_socket.click("#stop")
+    seen(over_socket, "document.getElementById('chat-state').textContent.startsWith('stopped')")
+    assert behind.left.wait(10) and behind.heard[-1] == {"type": "cancel"}
+
+
+def test_a_socket_that_ends_in_mid_answer_is_said_to_have_broken(over_socket: Any, behind: StateServer) -> None:
+    behind.ends = False
+    over_socket.click("#send")
+    seen(over_socket, "document.getElementById('chat-state').textContent.includes('broke after 60 tokens')")
+    assert over_socket.evaluate("document.getElementById('read').textContent") == "".join(behind.texts)
 
 
 def test_a_server_that_wants_a_key_is_quoted_and_the_page_recovers(

@@ -15,7 +15,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 PHASES = ("running", "running", "running", "parked", "waiting")
 HEADERS = {"x-tokenflow-request-id": "mine", "x-tokenflow-ack-token": "secret"}
@@ -34,12 +35,16 @@ class StateServer:
         self.hold.set()
         self.left = threading.Event()  # the client of a chat is gone
         self.state_status = 200
+        self.websocket = False  # what the settings say; the route is there
+        self.heard: list[dict[str, Any]] = []  # over the socket
+        self.socket_keys: list[str | None] = []
         routes = [
             Route("/tokenflow/state", self.state),
             Route("/tokenflow/config", self.config),
             Route("/v1/models", self.models),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/tokenflow/ack", self.ack, methods=["POST"]),
+            WebSocketRoute("/tokenflow/stream", self.socket),
             Route("/flush_cache", self.ack, methods=["POST"]),
         ]
         self.app = Starlette(routes=routes)
@@ -59,7 +64,7 @@ class StateServer:
 
     async def config(self, request: Request) -> Response:
         await self._note(request)
-        return JSONResponse({"policy": "tokenflow", "release": "0.5.23"})
+        return JSONResponse({"policy": "tokenflow", "release": "0.5.23", "websocket": self.websocket})
 
     async def models(self, request: Request) -> Response:
         await self._note(request)
@@ -73,14 +78,35 @@ class StateServer:
         await self._note(request)
         return StreamingResponse(self._words(), headers=HEADERS, media_type="text/event-stream")
 
+    async def socket(self, websocket: WebSocket) -> None:
+        """One answer; it ends when `hold` is set or its client cancels, without a word where `ends` is not."""
+        self.socket_keys.append(websocket.headers.get("authorization"))
+        await websocket.accept("tokenflow")
+        self.heard.append(await websocket.receive_json())
+        await websocket.send_json({"type": "started", "id": "mine"})
+        for number, text in enumerate(self.texts):
+            await websocket.send_json(chunk_of(number, text))
+        listening = asyncio.create_task(self._listen(websocket))
+        while not (self.hold.is_set() or listening.done()):
+            await asyncio.sleep(0.02)
+        listening.cancel()
+        if self.left.is_set():
+            return
+        if self.ends:
+            await websocket.send_json({"type": "done"})
+        await websocket.close(1000 if self.ends else 1011)
+
+    async def _listen(self, websocket: WebSocket) -> None:
+        try:
+            while True:
+                self.heard.append(await websocket.receive_json())
+        except WebSocketDisconnect:
+            self.left.set()
+
     async def _words(self) -> AsyncIterator[str]:
         try:
             for number, text in enumerate(self.texts):
-                chunk = {
-                    "choices": [{"index": 0, "delta": {"content": text}}],
-                    "usage": {"completion_tokens": number + 1},
-                }
-                yield f"data: {json.dumps(chunk)}\n\n"
+                yield f"data: {json.dumps(chunk_of(number, text))}\n\n"
             while not self.hold.is_set():
                 await asyncio.sleep(0.02)
             if self.ends:
@@ -88,6 +114,10 @@ class StateServer:
         except asyncio.CancelledError:
             self.left.set()
             raise
+
+
+def chunk_of(number: int, text: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}}], "usage": {"completion_tokens": number + 1}}
 
 
 def state_of(streams: int, poll: int, since: int) -> dict[str, Any]:
@@ -108,8 +138,8 @@ def state_of(streams: int, poll: int, since: int) -> dict[str, Any]:
             "host_free_tokens": 200_000, "host_degraded": 0, "storing_tokens": 512, "loading_tokens": 0,
         },
         "forecast": {
-            "horizon_s": 4.0, "arrivals_per_s": {"fast": 2.4, "slow": 1.1},
-            "tokens_per_s": {"fast": 900.0, "slow": 500.0}, "demand_tokens": 3600.4, "error_ratio": 0.2, "bias_ratio": 0.1, "mode": "steady",
+            "horizon_s": 4.0, "arrivals_per_s": {"fast": 2.4, "slow": 1.1}, "demand_tokens": 3600.4,
+            "tokens_per_s": {"fast": 900.0, "slow": 500.0}, "error_ratio": 0.2, "bias_ratio": 0.1, "mode": "steady",
         },
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ def _server_url(text: str) -> str:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="tokenflow dash",
-        description="The live page of one server, on 127.0.0.1 only. Whoever reaches the port uses the keys given here.",
+        description="The live page of one server, on 127.0.0.1 only; whoever reaches its port uses the keys given.",
     )
     made.add_argument("--server", type=_server_url, required=True, help="the TokenFlow server, http://HOST:PORT")
     made.add_argument("--port", type=int, default=8765, help="of the page; 0 picks a free one (default: %(default)s)")
