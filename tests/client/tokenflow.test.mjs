@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const tf = await import(process.env.TOKENFLOW_JS);
+const tf = await import(process.env.MODULE);
 
 const encoder = new TextEncoder();
 const chat = (content, used, index = 0) =>

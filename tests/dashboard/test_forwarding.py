@@ -148,7 +148,7 @@ def test_a_browser_that_leaves_ends_the_chat_at_the_server(page: httpx.Client, b
 
 def test_the_socket_has_the_api_key_and_is_closed_to_other_sites(page: httpx.Client, behind: StateServer) -> None:
     client = pytest.importorskip("websockets.sync.client", reason="no websockets")
-    at = str(page.base_url).replace("http", "ws") + "tokenflow/stream"
+    at = str(page.base_url).replace("http", "ws") + "/tokenflow/stream"
     with pytest.raises(Exception, match="HTTP 403"):
         client.connect(at, origin="http://evil.example", proxy=None)
     assert behind.socket_keys == []
