@@ -1,6 +1,6 @@
 """Runs the cases of a JavaScript module under Node.
 
-Owns where the module lies for it. Invariant: every case that the file holds has passed, or the reason why none ran is told.
+Owns where the module lies for it. Invariant: every case of the file has passed, or it is told why none ran.
 """
 
 from __future__ import annotations
