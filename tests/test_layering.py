@@ -25,8 +25,9 @@ MAY_KNOW = {
     "client": {"core"},
     "adapter": {"core", "platform"},
     "bench": {"core", "workload", "sim", "client", "adapter", "launch_server"},
+    "dashboard": set(),
     "launch_server.py": {"adapter"},
-    "cli.py": {"core", "workload", "adapter", "bench", "launch_server"},
+    "cli.py": {"core", "workload", "adapter", "bench", "dashboard", "launch_server"},
     "__init__.py": set(),
 }
 MAY_IMPORT_SGLANG = {"adapter", "platform", "launch_server.py", "cli.py", "bench"}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`tokenflow serve ...`, `bench ...`, `sim ...`, `size ...`, `replay JOURNAL` and `doctor`."""
+    """`tokenflow serve ...`, `bench ...`, `sim ...`, `size ...`, `dash ...`, `replay JOURNAL` and `doctor`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["serve"]:
         # All flags after `serve` are the server's own, --help included.
@@ -31,12 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .bench.size import main as size
 
         return size(argv[1:])
+    if argv[:1] == ["dash"]:
+        from .dashboard.serve import main as dash
+
+        return dash(argv[1:])
     parser = argparse.ArgumentParser(prog="tokenflow", description="SGLang with buffer-aware preemptive scheduling")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help="same as python -m tokenflow_sgl.launch_server", add_help=False)
     commands.add_parser("bench", help="same as python -m tokenflow_sgl.bench.run", add_help=False)
     commands.add_parser("sim", help="same as python -m tokenflow_sgl.bench.simulate", add_help=False)
     commands.add_parser("size", help="same as python -m tokenflow_sgl.bench.size", add_help=False)
+    commands.add_parser("dash", help="the live page of a server", add_help=False)
     commands.add_parser("doctor", help="check this SGLang against what we use of it; 0 if the server can start")
     replay = commands.add_parser(
         "replay", help="run a journal through its policy; fails at the first plan that differs"
