@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
+from support.live import until
 from tokenflow_sgl.adapter import messages, routes, websocket
 
 PATH = websocket.PATH
@@ -129,6 +130,7 @@ def test_a_report_goes_to_the_scheduler_and_only_a_refused_one_is_answered(world
         while "type" not in (said := ws.receive_json()):
             pass
         assert said == {"type": "ack", "index": 2, "verdict": "not_found"}
+        until(lambda: world.manager.sent, "the report")
         assert [m.acks for m in world.manager.sent] == [(("mine", 1, 7),)]
         for _ in range(40):
             ws.send_json({"type": "ack", "consumed_tokens": 8})
@@ -166,6 +168,7 @@ def test_a_message_that_is_refused_names_its_field_and_ends_no_stream(world: Wor
         ws.send_text(text)
         said = ws.receive_json()
         assert (said["type"], said["status"], said["error"]["param"]) == ("error", 400, field)
+        assert said["ended"] is False  # the stream under way goes on
         assert "valid is" in said["error"]["message"]
         ws.send_json({"type": "cancel"})
         assert ws.receive_json() == {"type": "cancelled"}
@@ -187,7 +190,7 @@ def test_a_request_that_is_refused_names_its_field_and_the_socket_goes_on(
     with world.client.websocket_connect(PATH) as ws:
         ask(ws, **more)
         (said,) = to_end(ws)
-        assert (said["status"], said["error"]["param"]) == (400, field)
+        assert (said["status"], said["ended"], said["error"]["param"]) == (400, True, field)
         ask(ws)
         assert to_end(ws)[-1] == {"type": "done"}
     assert len(world.requests) == 1
@@ -218,6 +221,7 @@ def test_a_stream_that_fails_is_an_error_and_never_done(
         got = to_end(ws)
         assert got[1:-1] == [{"n": 1}]
         assert (got[-1]["type"], got[-1]["status"], got[-1]["error"]["message"]) == ("error", status, says)
+        assert got[-1]["ended"] is True
 
 
 def test_cancel_reaches_the_app_as_a_client_that_left_and_the_next_request_may_follow(world: World) -> None:

@@ -140,13 +140,18 @@ class _Reply:
             error = _error_of(self._rest, self._status) or _plain_error(
                 self._status, self._rest[:200].decode("latin-1")
             )
-            return {"type": "error", "status": self._status, "error": error}
+            return _error(self._status, error)
         if self._error is not None:
             code = self._error.get("code")
-            return {"type": "error", "status": code if type(code) is int else 500, "error": self._error}
+            return _error(code if type(code) is int else 500, self._error)
         if self._is_done:
             return {"type": "done"}
-        return {"type": "error", "status": 500, "error": _plain_error(500, "the stream ended before its end")}
+        return _error(500, _plain_error(500, "the stream ended before its end"))
+
+
+def _error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
+    """`ended`: the stream is over. Else a client could not tell it from the refusal of a message."""
+    return {"type": "error", "status": status, "ended": True, "error": error}
 
 
 def _error_of(data: bytes, status: int | None = None) -> dict[str, Any] | None:

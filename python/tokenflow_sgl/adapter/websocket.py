@@ -147,7 +147,9 @@ class _Session:
             try:
                 await self._handle(message["text"])
             except BadField as error:
-                await self._answer({"type": "error", "status": 400, **error_content(error)})
+                await self._answer(
+                    {"type": "error", "status": 400, "ended": self._live is None, **error_content(error)}
+                )
 
     def end(self) -> None:
         if self._call is not None:

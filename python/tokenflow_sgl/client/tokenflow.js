@@ -182,7 +182,7 @@ async function overWebSocket(reader, { url, body, apiKey }, signal) {
   const socket = new WebSocket(at, apiKey ? ["tokenflow", `tokenflow-key.${apiKey}`] : ["tokenflow"]);
   const send = (message) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(message));
   const report = () => reader.news().forEach((news) => send({ type: "ack", ...news }));
-  let timer = null, isStarted = false, lastError = null;
+  let timer = null, isStarted = false;
   signal.addEventListener("abort", () => {
     send({ type: "cancel" });
     socket.close();
@@ -200,13 +200,14 @@ async function overWebSocket(reader, { url, body, apiKey }, signal) {
       if (message.type === "started") return started(message.id);
       if (message.type === "done") reader.end();
       else if (message.type !== "error") return; // verdicts: the next report tells it all
-      else if (isStarted) return void (lastError = message.error); // of a message of ours: the stream goes on
+      else if (message.ended === false && isStarted) return; // of a report of ours: the stream goes on
+      else if (isStarted) reader.broke(message.error?.message ?? "the server failed", message.error);
       else reject(new RequestRefused(message.status, message.error));
       socket.close();
     };
     socket.onclose = ({ code }) => {
       clearInterval(timer);
-      if (isStarted) reader.broke(`the socket closed (${code})`, lastError); // nothing after an end
+      if (isStarted) reader.broke(`the socket closed (${code})`); // nothing after an end
       else reject(new RequestRefused(code, { message: "the socket closed before the stream began" }));
       resolve();
     };

@@ -146,6 +146,8 @@ def _message(text: str | bytes) -> Any:
     """The chunk in a message, None where it holds none, _DONE at the end. Raises Cut, StreamError."""
     message = chunk_of(text)
     kind = message.get("type") if isinstance(message, Mapping) else None
+    if kind == "error" and message.get("ended") is False:
+        return None  # of a report of ours: the stream goes on
     if kind == "error":
         raise StreamError(message.get("error"))
     if kind == "cancelled":

@@ -128,7 +128,8 @@ def test_an_error_before_the_reply_is_a_refusal_and_later_the_end_of_the_stream(
     with pytest.raises(RequestRefused, match="400: read_rate: -1") as refused:
         read(sockets.url, [])
     assert refused.value.status == 400
-    sockets.says = [STARTED, chunk("Hel", 1), error]
+    refusal = {**error, "ended": False}  # of a report of ours
+    sockets.says = [STARTED, refusal, chunk("Hel", 1), {**error, "ended": True}]
     got: list[str] = []
     with pytest.raises(StreamError, match="read_rate: -1"):
         read(sockets.url, got)
