@@ -158,6 +158,7 @@ def test_a_report_goes_to_the_scheduler_and_only_a_refused_one_is_answered(world
         ('{"messages": []}', "message"),  # a second request
         ("[" * 10_000, "message"),
         ('{"messages":' + "[" * 10_000, "message"),
+        ('{"type": ' + "[" * 1000 + "]" * 1000 + "}", "type"),
     ],
 )
 def test_a_message_that_is_refused_names_its_field_and_ends_no_stream(world: World, text: str, field: str) -> None:
