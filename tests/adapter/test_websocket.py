@@ -278,6 +278,18 @@ def test_a_socket_that_asks_for_nothing_is_closed_and_one_with_a_stream_is_not(
         assert to_end(ws)[-1] == {"type": "done"}
 
 
+def test_a_socket_that_the_protocol_closed_meanwhile_is_not_closed_twice() -> None:
+    class Socket:
+        async def receive(self) -> dict[str, Any]:
+            return {"type": "websocket.receive", "bytes": b"1"}
+
+        async def close(self, code: int, reason: str) -> None:
+            raise RuntimeError("Unexpected ASGI message 'websocket.close', after sending 'websocket.close'.")
+
+    server = websocket.Server(routes._acks, lambda _: None)
+    asyncio.run(websocket._Session(Socket(), server, None).run())  # type: ignore[arg-type]
+
+
 def refused(world: World, path: str = PATH, **connect: Any) -> int:
     with pytest.raises(WebSocketDenialResponse) as answer, world.client.websocket_connect(path, **connect):
         pass
