@@ -25,6 +25,7 @@ class StubManager:
 
     rid_to_state: dict[str, Any] = {"live": object()}  # noqa: RUF012
     server_args = SimpleNamespace()
+    model_config = SimpleNamespace(vocab_size=1000)
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks

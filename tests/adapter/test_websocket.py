@@ -28,6 +28,7 @@ class Manager:
 
     rid_to_state: dict[str, Any] = {}  # noqa: RUF012
     incremental_streaming_output = False
+    model_config = SimpleNamespace(vocab_size=1000)
 
     def __init__(self, **keys: Any) -> None:
         self.server_args = SimpleNamespace(**{"api_key": None, "admin_api_key": None, **keys})

@@ -208,6 +208,7 @@ def _server() -> Server:
         rid_override=bool(envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()),
         acks=_acks,
         comment_s=args.settings_of(manager.server_args).sse_comments_s,
+        vocab_size=manager.model_config.vocab_size,
     )
 
 
