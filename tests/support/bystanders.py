@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+from websockets.exceptions import WebSocketException
+
 from support.fuzz import Fuzz
 from support.live import Server, until
 from support.sockets import chat, hear, open_socket, say, texts
@@ -140,15 +143,18 @@ def trial(
     fuzz = Fuzz(server, seed, beside.rids)
     beside.start()
     left = messages
-    while left > 0:
-        fuzz.run(min(every, left))
-        left -= every
-        beside.check_consumption()
-        if more is not None:
-            more()
-            more = None
-        if server.http.get("/health").status_code != 200:
-            fuzz.wrong.append("/health")
+    try:
+        while left > 0:
+            fuzz.run(min(every, left))
+            left -= every
+            beside.check_consumption()
+            if more is not None:
+                more()
+                more = None
+            if server.http.get("/health").status_code != 200:
+                fuzz.wrong.append("/health")
+    except (httpx.HTTPError, OSError, WebSocketException) as error:
+        return fuzz, beside, [*fuzz.wrong, *beside.wrong, f"no answer: {error!r}", *logged(server, log_from)]
     fuzz.close()
     beside.stop()
     wrong = [*fuzz.wrong, *beside.wrong]
@@ -161,10 +167,14 @@ def trial(
         wrong.append(f"reports: {beside.accepted} accepted of bystanders' events, {counted} counted, {taken} accepted")
     memory = server.flush()
     wrong += [f"{tier} pages taken: {memory}" for tier in ("device", "host") if not is_free(memory, tier)]
-    with server.log.open(errors="replace") as log:
-        log.seek(log_from)
-        wrong += [f"log, {count} times: {what}" for what, count in troubles(log.read()).items()]
+    wrong += logged(server, log_from)
     return fuzz, beside, wrong
+
+
+def logged(server: Server, start: int) -> list[str]:
+    with server.log.open(errors="replace") as log:
+        log.seek(start)
+        return [f"log, {count} times: {what}" for what, count in troubles(log.read()).items()]
 
 
 def troubles(log: str) -> Counter[str]:

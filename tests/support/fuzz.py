@@ -61,7 +61,7 @@ def request(rng: random.Random, rids: Sequence[str]) -> dict[str, Any]:
     """A request, half of the time with a hostile field or two."""
     body = chat(rng.choice((1, 3, 10, 40)), stream_options={"include_usage": rng.random() < 0.5})
     if rng.random() < 0.2:
-        body["prompt"] = rng.choice(("a prompt", [5, 6, 7], ["a", "b"], hostile_value(rng, rids)))
+        body["prompt"] = rng.choice(("a prompt", [5, 6, 7], ["a", "b"], [-1], [5, 10**6], hostile_value(rng, rids)))
         del body["messages"]
     if rng.random() < 0.5:
         for _ in range(rng.randint(1, 2)):
