@@ -20,7 +20,7 @@ from tokenflow_sgl.core.qoe import StreamRecord
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-@pytest.mark.parametrize("name", ["bench_copies", "bench_decide", "bench_fcfs", "gpu_check", "soak"])
+@pytest.mark.parametrize("name", ["bench_copies", "bench_decide", "bench_fcfs", "fuzz", "gpu_check", "soak"])
 def test_a_script_tells_how_it_is_used(name: str) -> None:
     answer = subprocess.run([sys.executable, SCRIPTS / name, "--help"], capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr

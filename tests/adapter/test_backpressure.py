@@ -218,6 +218,22 @@ def test_what_is_not_known_about_a_connection_is_left_as_it_is() -> None:
         assert backpressure._unread_bytes(transport) == 0
 
 
+class Closed:
+    """What uvloop makes of a connection that is closed: whatever is asked of it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("the handler is closed")
+
+        return ask
+
+
+def test_a_connection_that_is_closed_already_fails_no_reply() -> None:
+    backpressure._tune(Closed(), 60.0)
+    backpressure.abort(Closed())
+    assert backpressure._unread_bytes(Closed()) == 0
+
+
 def test_the_layer_stands_outside_all_middleware_and_hands_on_who_holds_the_connection() -> None:
     seen: list[Any] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenflow_sgl.adapter import rates
+from tokenflow_sgl.adapter import prompts, rates
 from tokenflow_sgl.adapter.acks import AckBook
 from tokenflow_sgl.adapter.http import Bridge, Server
 
@@ -184,6 +184,34 @@ def test_rate_that_is_no_json_reaches_the_engine_untouched_for_its_own_error(tex
 )
 def test_anything_but_an_object_with_a_read_rate_is_refused(value: Any, field: str) -> None:
     assert Exchange({"stream": True, "tokenflow": value}).error["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "refused"),
+    [
+        ("input_ids", [0, 9], False),
+        ("input_ids", [[1], [2, 9.0]], False),
+        ("input_ids", [10], True),
+        ("input_ids", [-1], True),
+        ("input_ids", [1, "10"], True),
+        ("input_ids", [[1], [2, 10.0]], True),
+        ("prompt", "10", False),
+        ("prompt", ["10", "-1"], False),
+        ("prompt", [1, "10"], True),
+        ("prompt", [["10"]], True),
+        ("prompt", [[1], 10], True),
+        ("prompt", [2**63], True),
+    ],
+)
+def test_token_ids_that_the_model_does_not_have_are_refused_by_name(field: str, given: Any, refused: bool) -> None:
+    """They would end the scheduler."""
+    body = {field: given}
+    if not refused:
+        prompts.check_token_ids(body, 10)
+        return
+    with pytest.raises(rates.BadField) as error:
+        prompts.check_token_ids(body, 10)
+    assert error.value.field == field and "0 to 9" in str(error.value)
 
 
 def test_rate_may_come_by_body_or_header_or_both_in_agreement() -> None:

@@ -25,6 +25,7 @@ class StubManager:
 
     rid_to_state: dict[str, Any] = {"live": object()}  # noqa: RUF012
     server_args = SimpleNamespace()
+    model_config = SimpleNamespace(vocab_size=1000)
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks
@@ -100,6 +101,26 @@ def test_routes_need_the_admin_key_if_one_is_set(
             status = http.get(path, headers={"Authorization": f"Bearer {key}"}).status_code
             assert status == (200 if key in allowed else 401), key
         assert http.get(path).status_code == 401
+
+
+@pytest.mark.parametrize("levels", [900, 1000, 1020, 5000])
+def test_reports_nested_without_end_are_refused(monkeypatch: pytest.MonkeyPatch, levels: int) -> None:
+    nested = "[" * levels + "]" * levels
+    for body in (nested, '{"acks": ' + nested + "}", '{"acks": [{"id": ' + nested + "}]}"):
+        assert client(monkeypatch, StubManager()).post("/tokenflow/ack", content=body).status_code == 400
+
+
+def test_the_schema_of_reports_is_what_the_route_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    http = client(monkeypatch, StubManager())
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {p for p in paths if p.startswith("/tokenflow")} == {f"/tokenflow/{n}" for n in ("ack", "state", "config")}
+    schema = paths["/tokenflow/ack"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    item = schema["properties"]["acks"]["items"]
+    least = {"id": "a", "token": "b", "consumed_tokens": 0}
+    assert set(item["required"]) == set(least)
+    most = {key: int(of["maximum"]) if "maximum" in of else "x" * 1024 for key, of in item["properties"].items()}
+    for said, status in ((least, 200), (most, 200), ({**least, "more": 1}, 400), ({**most, "index": 1024}, 400)):
+        assert http.post("/tokenflow/ack", json={"acks": [said]}).status_code == status
 
 
 def test_key_is_asked_for_before_the_bridge_looks_at_a_body(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ class Manager:
 
     rid_to_state: dict[str, Any] = {}  # noqa: RUF012
     incremental_streaming_output = False
+    model_config = SimpleNamespace(vocab_size=1000)
 
     def __init__(self, **keys: Any) -> None:
         self.server_args = SimpleNamespace(**{"api_key": None, "admin_api_key": None, **keys})
@@ -158,6 +159,7 @@ def test_a_report_goes_to_the_scheduler_and_only_a_refused_one_is_answered(world
         ('{"messages": []}', "message"),  # a second request
         ("[" * 10_000, "message"),
         ('{"messages":' + "[" * 10_000, "message"),
+        ('{"type": ' + "[" * 1000 + "]" * 1000 + "}", "type"),
     ],
 )
 def test_a_message_that_is_refused_names_its_field_and_ends_no_stream(world: World, text: str, field: str) -> None:
@@ -275,6 +277,18 @@ def test_a_socket_that_asks_for_nothing_is_closed_and_one_with_a_stream_is_not(
     with world.client.websocket_connect(PATH) as ws:
         ask(ws)
         assert to_end(ws)[-1] == {"type": "done"}
+
+
+def test_a_socket_that_the_protocol_closed_meanwhile_is_not_closed_twice() -> None:
+    class Socket:
+        async def receive(self) -> dict[str, Any]:
+            return {"type": "websocket.receive", "bytes": b"1"}
+
+        async def close(self, code: int, reason: str) -> None:
+            raise RuntimeError("Unexpected ASGI message 'websocket.close', after sending 'websocket.close'.")
+
+    server = websocket.Server(routes._acks, lambda _: None)
+    asyncio.run(websocket._Session(Socket(), server, None).run())  # type: ignore[arg-type]
 
 
 def refused(world: World, path: str = PATH, **connect: Any) -> int:

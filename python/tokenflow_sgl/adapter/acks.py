@@ -27,6 +27,31 @@ _BURST = 20.0
 ACCEPTED, NOT_FOUND, TOO_MANY = "accepted", "not_found", "rate_limited"
 
 
+# Of a request's body, for the server's /openapi.json; judged is it by items_of and AckBook.
+BODY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["acks"],
+    "additionalProperties": False,
+    "properties": {
+        "acks": {
+            "type": "array",
+            "maxItems": MAX_ITEMS,
+            "items": {
+                "type": "object",
+                "required": ["id", "token", "consumed_tokens"],
+                "additionalProperties": False,
+                "properties": {
+                    "id": {"type": "string", "minLength": 1, "maxLength": 1024},
+                    "token": {"type": "string", "minLength": 1, "maxLength": 1024},
+                    "consumed_tokens": {"type": "integer", "minimum": 0, "maximum": _MAX_TOKENS},
+                    "index": {"type": "integer", "minimum": 0, "maximum": MAX_INDEX, "default": 0},
+                },
+            },
+        }
+    },
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Ack:
     """One report: of choice `index` of stream `rid`, how many of its tokens the reader has consumed in all."""

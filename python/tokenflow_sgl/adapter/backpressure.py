@@ -31,6 +31,8 @@ EXCHANGE = "tokenflow.exchange"  # the key in an ASGI scope
 BLOCKED_S = 1.0  # a send that takes longer has a client that does not read
 _SEND_BUFFER_BYTES = 64 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024
+# Of a connection of another kind, and of one that is closed already: uvloop then raises RuntimeError.
+_NOT_THERE = (AttributeError, RuntimeError, OSError, ValueError)
 
 
 @dataclass(slots=True)
@@ -143,9 +145,9 @@ class _Reply:
 
 def abort(transport: Any) -> None:
     """With a reset: after an ordinary close the kernel keeps what is unread for a client that may never come."""
-    with suppress(AttributeError, NotImplementedError, OSError):
+    with suppress(*_NOT_THERE):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    with suppress(AttributeError):
+    with suppress(*_NOT_THERE):
         transport.abort()
 
 
@@ -153,11 +155,11 @@ def _tune(transport: Any, limit_s: float) -> None:
     """Small buffers below a streamed reply. Left as they are where the connection is of another kind."""
     if transport is None:
         return
-    with suppress(AttributeError, NotImplementedError, OSError):
+    with suppress(*_NOT_THERE):
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    with suppress(AttributeError, NotImplementedError):
+    with suppress(*_NOT_THERE):
         protocol = transport.get_protocol()
         if getattr(protocol, "ping_timeout", None):
             # A client that reads nothing sees no ping either, and would be cut off by its WebSocket before our limit.
@@ -166,7 +168,7 @@ def _tune(transport: Any, limit_s: float) -> None:
 
 def _unread_bytes(transport: Any) -> int:
     """What was sent and not acknowledged, and what waits to be sent; 0 where that cannot be known."""
-    with suppress(AttributeError, NotImplementedError, OSError, ValueError):
+    with suppress(*_NOT_THERE):
         number = transport.get_extra_info("socket").fileno()
         in_kernel = struct.unpack("i", fcntl.ioctl(number, termios.TIOCOUTQ, b"\0" * 4))[0]
         return int(in_kernel) + int(transport.get_write_buffer_size())

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from . import rates, rids
+from . import prompts, rates, rids
 from .acks import MAX_INDEX, AckBook
 from .backpressure import EXCHANGE, App, Receive
 from .keepalive import KeepAlive, Message, Send
@@ -40,7 +40,8 @@ class Server:
 
     live_rids: ids in use. reasoning_parser: reasoning is split off, and can therefore be withheld.
     rid_override: upstream reads the id from a header. acks: where streams are opened for reports of consumption.
-    comment_s: seconds of silence in an event stream after which a comment is sent, 0 = never.
+    comment_s: seconds of silence in an event stream after which a comment is sent, 0 = never. vocab_size: of the model,
+    None = unknown.
     """
 
     live_rids: Container[str]
@@ -48,6 +49,7 @@ class Server:
     rid_override: bool = False
     acks: AckBook | None = None
     comment_s: float = 0.0
+    vocab_size: int | None = None
 
 
 def error_content(error: BadField) -> dict[str, Any]:
@@ -118,6 +120,8 @@ def rewrite(route: str, headers: list[tuple[bytes, bytes]], body: dict[str, Any]
     rate = rates.parse_header(_values(headers, rates.HEADER))
     if rates.BODY_FIELD in body:
         rate = rates.agree(rate, rates.parse_body_field(body.pop(rates.BODY_FIELD)))
+    if server.vocab_size is not None:
+        prompts.check_token_ids(body, server.vocab_size)
     stream = _is_true(body.get("stream"))
     withheld = (
         route == CHAT
@@ -140,7 +144,7 @@ def choices_of(route: str, body: dict[str, Any]) -> int:
     holder = holder[0] if isinstance(holder, list) and holder else holder  # one for each prompt: n is that of all
     n = holder.get("n") if isinstance(holder, dict) else None
     each = n if type(n) is int and n > 0 else 1
-    return min(each * _prompts(body), MAX_INDEX + 1)
+    return min(each * prompts.count(body), MAX_INDEX + 1)
 
 
 def _put(route: str, body: dict[str, Any], said: dict[str, Any]) -> None:
@@ -177,7 +181,7 @@ def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Serv
     rid = body.get("rid")
     if rid is None:
         rid = body["rid"] = uuid.uuid4().hex
-    if isinstance(rid, list) and not _is_batch(body):
+    if isinstance(rid, list) and not prompts.is_batch(body):
         # Upstream fails on it inside a 200 response.
         raise BadField("rid", rid, rids.VALID_RID + "; a list only for a list of prompts")
     rids.check_rid(rid, server.live_rids)
@@ -185,19 +189,6 @@ def _name(headers: list[tuple[bytes, bytes]], body: dict[str, Any], server: Serv
         # Upstream may not know it yet, or no more: a second token would leave the first stream without one.
         rids.check_rid(rid, server.acks)
     return rid if isinstance(rid, str) else None
-
-
-def _is_batch(body: dict[str, Any]) -> bool:
-    """Whether the request holds several prompts: a list of texts, or a list of lists of token ids."""
-    return isinstance(_prompt(body), list) and isinstance(_prompt(body)[0], str | list)
-
-
-def _prompts(body: dict[str, Any]) -> int:
-    return len(_prompt(body)) if _is_batch(body) else 1
-
-
-def _prompt(body: dict[str, Any]) -> Any:
-    return next((body[key] for key in ("text", "input_ids", "input_embeds", "prompt") if body.get(key)), None)
 
 
 def _route(scope: MutableMapping[str, Any]) -> str | None:

@@ -29,7 +29,10 @@ class BadField(ValueError):
 
     def __init__(self, field: str, value: Any, valid: str) -> None:
         self.field = field
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except RecursionError:  # orjson reads more levels than Python shows
+            shown = "JSON nested too deeply"
         if len(shown) > _SHOWN_CHARS:
             shown = shown[:_SHOWN_CHARS] + "..."
         super().__init__(f"{field}: {shown} is not valid; valid is {valid}")

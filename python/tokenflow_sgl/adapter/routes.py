@@ -161,8 +161,13 @@ def add_routes(app: FastAPI) -> None:
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     for path, endpoint in (("/tokenflow/state", tokenflow_state), ("/tokenflow/config", tokenflow_config)):
-        app.add_api_route(path, auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint), methods=["GET"])
-    app.add_api_route("/tokenflow/ack", tokenflow_ack, methods=["POST"])
+        refusals = {400: {"description": "`since` is no number"}} if endpoint is tokenflow_state else {}
+        guarded = auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint)
+        app.add_api_route(path, guarded, methods=["GET"], responses=refusals)
+    # The endpoint reads the body itself, so that FastAPI knows nothing of it.
+    reports = {"requestBody": {"required": True, "content": {"application/json": {"schema": acks.BODY_SCHEMA}}}}
+    refused = {400: {"description": "no report at all: the error names the field"}}
+    app.add_api_route("/tokenflow/ack", tokenflow_ack, methods=["POST"], openapi_extra=reports, responses=refused)
     app.add_api_websocket_route(websocket.PATH, tokenflow_stream)
 
 
@@ -203,6 +208,7 @@ def _server() -> Server:
         rid_override=bool(envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()),
         acks=_acks,
         comment_s=args.settings_of(manager.server_args).sse_comments_s,
+        vocab_size=manager.model_config.vocab_size,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -136,13 +137,13 @@ class _Session:
                     message = await self._ws.receive()
             except TimeoutError:
                 if self._live is None:
-                    await self._ws.close(_IDLE, f"no message for {self._server.idle_s:g} s")
+                    await self._close(_IDLE, f"no message for {self._server.idle_s:g} s")
                     return
                 continue
             if message["type"] == "websocket.disconnect":
                 return
             if message.get("text") is None:
-                await self._ws.close(_ONLY_TEXT, "text messages only")
+                await self._close(_ONLY_TEXT, "text messages only")
                 return
             try:
                 await self._handle(message["text"])
@@ -150,6 +151,10 @@ class _Session:
                 await self._answer(
                     {"type": "error", "status": 400, "ended": self._live is None, **error_content(error)}
                 )
+
+    async def _close(self, code: int, reason: str) -> None:
+        with suppress(RuntimeError):  # the protocol closed it, for what came behind this message
+            await self._ws.close(code, reason)
 
     def end(self) -> None:
         if self._call is not None:
