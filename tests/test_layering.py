@@ -191,6 +191,7 @@ def test_decisions_know_one_clock_and_that_is_the_tick():
     ]
     assert sorted(reads) == [
         *[("adapter/executor.py", "_publish", "time.perf_counter")] * 2,
+        ("adapter/routes.py", "__call__", "time.monotonic"),  # the HTTP process: how often it trims, no decision
         ("adapter/routes.py", "tokenflow_ack", "time.monotonic"),  # the HTTP process, for its rate limit: no decision
         ("adapter/scheduler.py", "_poll_timeout_aborts", "time.monotonic"),
         ("adapter/websocket.py", "_ack", "time.monotonic"),  # the same

@@ -180,6 +180,19 @@ def test_another_ranks_streams_are_nobodys_here() -> None:
     assert (ledger.counters["acks"], ledger.counters["halts"]) == (0, 0)
 
 
+def test_reports_of_choices_do_not_count_where_other_ranks_serve_some_of_them() -> None:
+    """Of four choices on two ranks, index 1 would be the second choice on one rank and the fourth on the other."""
+    ledger = Ledger(knows_places=False)
+    for rid in ("x0", "x2"):
+        arrived(ledger, rid, parent="mine")
+    arrived(ledger, "single")
+    ledger.reported("mine", 1, 7)
+    ledger.reported("single", 0, 7)
+    ledger.halted("mine", True)
+    events = [e for e in ledger.drain() if isinstance(e, Reported | Halted)]
+    assert events == [Reported("single", 7), Halted("x0", True), Halted("x2", True)]
+
+
 def test_a_connection_that_stands_still_stops_all_choices_that_come_over_it() -> None:
     ledger = Ledger()
     requests = [arrived(ledger, rid, parent="mine") for rid in ("x0", "x1")]

@@ -119,6 +119,41 @@ def test_who_reads_nothing_is_cut_off_after_the_limit_and_never_gets_a_normal_en
     play(run)
 
 
+def test_a_halt_ends_with_its_stream_also_where_the_app_is_cancelled_in_mid_send() -> None:
+    """Else the next stream of the same id would be taken for one that nobody reads."""
+
+    async def run() -> None:
+        case = Case()
+        task = case.start()
+        await until(lambda: case.told)
+        task.cancel()
+        await asyncio.wait([task])
+        assert case.told == [("a", True), ("a", False)]
+
+    play(run)
+
+
+def test_of_a_stream_whose_last_message_is_not_read_nothing_is_told() -> None:
+    """Its id is free by then, and what is told would be about another."""
+
+    async def run() -> None:
+        case = Case()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            scope[EXCHANGE].rid, scope[EXCHANGE].is_over = "a", True
+            case.connection.reads.clear()
+            await send({"type": "http.response.start", "status": 200, "headers": SSE})
+
+        case.layer.app = app
+        task = case.start()
+        await until(lambda: case.layer.halted)
+        case.connection.reads.set()
+        await task
+        assert not case.told and not case.trims
+
+    play(run)
+
+
 def test_without_a_limit_nobody_is_cut_off() -> None:
     async def run() -> None:
         case = Case(limit_s=0.0)

@@ -104,8 +104,9 @@ def test_every_field_of_the_table_exists_in_the_installed_release() -> None:
     assert {c.field for c in checks.CHECKS} | {c.unless for c in checks.CHECKS if c.unless} <= fields
 
 
-def test_rust_http_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+@pytest.mark.parametrize("on", ["1", "True", "yes", "Y"])
+def test_rust_http_server_is_refused_however_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, on: str) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", on)
     refusals, _ = checks.problems(SimpleNamespace(), TOKENFLOW)
     assert "SGLANG_RUST_SERVER" in refusals[0]
 

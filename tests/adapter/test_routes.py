@@ -157,7 +157,32 @@ def test_of_what_waits_for_a_reply_the_last_is_kept_and_all_of_it_where_it_is_in
     states = {"mine": state(None), "child": state("mine"), "other": state("another"), "bare": state(None)}
     manager = SimpleNamespace(rid_to_state=states, incremental_streaming_output=incremental)
     monkeypatch.setattr(routes, "_tokenizer_manager", lambda: manager)
-    routes._trim("mine")
+    routes._Trimmer()("mine")
     kept = {rid: s.out_list for rid, s in states.items()}
     few = [1, 2, 3] if incremental else [3]
     assert kept == {"mine": few, "child": few, "other": [1, 2, 3], "bare": [1, 2, 3]}
+
+
+def test_streams_are_looked_through_once_for_all_ids_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand clients that do not read, times a thousand streams, would keep the HTTP process busy."""
+
+    class States(dict[str, Any]):
+        looks = 0
+
+        def items(self) -> Any:
+            self.looks += 1
+            return super().items()
+
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(routes, "time", clock)
+    obj = SimpleNamespace(sampling_params=None)
+    states = States({rid: SimpleNamespace(obj=obj, out_list=[1, 2, 3]) for rid in ("a", "b", "c")})
+    manager = SimpleNamespace(rid_to_state=states, incremental_streaming_output=False)
+    monkeypatch.setattr(routes, "_tokenizer_manager", lambda: manager)
+    trim = routes._Trimmer()
+    for rid in ("a", "b", "c"):
+        trim(rid)
+    assert states.looks == 1 and [len(s.out_list) for s in states.values()] == [1, 3, 3]
+    clock.now_s = 1.0
+    trim("a")
+    assert states.looks == 2 and [len(s.out_list) for s in states.values()] == [1, 1, 1]

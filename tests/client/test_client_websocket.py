@@ -169,6 +169,22 @@ def test_asynchronous_reports_and_cancel_go_over_the_same_socket(sockets: Socket
     assert sockets.heard[1] == {"type": "ack", "consumed_tokens": 1, "index": 0}
 
 
+def test_a_caller_that_is_cancelled_before_the_reply_began_leaves_no_socket_open(sockets: Sockets) -> None:
+    """A request that waits its turn: given up, it would else run for nobody."""
+
+    async def give_up() -> None:
+        async with AsyncClient(sockets.url, transport="websocket") as client:
+            stream = client.chat(SAID)
+            opening = asyncio.create_task(stream.open())
+            await asyncio.to_thread(until, lambda: sockets.heard, "the request")
+            opening.cancel()
+            await asyncio.wait([opening])
+            assert opening.cancelled()
+            assert await asyncio.to_thread(sockets.gone.wait, 10)  # and not by the end of the loop
+
+    asyncio.run(give_up())
+
+
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "websockets", None)
     with (

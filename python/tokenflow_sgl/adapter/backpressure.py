@@ -42,6 +42,7 @@ class Exchange:
     transport: Any = None
     rid: str | None = None
     token: str | None = None
+    is_over: bool = False  # the stream's last message is on its way: from now on its id may be another's
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ class _Reply:
             await self._send(message)
         finally:
             self._timer.cancel()
-        if self._halted:
-            self._tell(self._engine, False)
+            # Also where the send failed or was cancelled: the next stream of this id would inherit the halt.
+            if self._halted:
+                self._tell(self._engine, False)
 
     def _blocked(self) -> None:
         """One more second without a byte read, or one in which some were."""
@@ -117,16 +119,20 @@ class _Reply:
         elif unread_bytes < self._unread_bytes:
             self._since_s = loop.time()  # slow, but it reads
         self._unread_bytes = unread_bytes
-        if self._exchange.rid is not None:
-            self._engine.trim(self._exchange.rid)
+        if (rid := self._rid) is not None:
+            self._engine.trim(rid)
         if 0.0 < self._engine.limit_s <= loop.time() - self._since_s and self._cut_off(self._engine.limit_s):
             return
         self._timer = loop.call_later(BLOCKED_S, self._blocked)
 
+    @property
+    def _rid(self) -> str | None:
+        return None if self._exchange.is_over else self._exchange.rid
+
     def _tell(self, engine: Engine, unread: bool) -> None:
         self._halted = unread
-        if self._exchange.rid is not None:
-            engine.tell(self._exchange.rid, unread)
+        if (rid := self._rid) is not None:
+            engine.tell(rid, unread)
 
     def _cut_off(self, limit_s: float) -> bool:
         """Whether there is a connection that can be. The server then sees it lost, and tells the app, as ever."""

@@ -130,7 +130,7 @@ def problems(config: Any, settings: TokenflowSettings) -> tuple[list[str], list[
         asked = check.breaks_class or settings.policy != "fcfs"
         if asked and check.bad(value) and not harmless:
             (refusals if check.action == REFUSE else warnings).append(check.message(value))
-    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true"):
+    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y"):  # as upstream reads it
         refusals.append(
             "tokenflow: SGLANG_RUST_SERVER=1 cannot be used: read rates need the Python HTTP server. Unset it."
         )

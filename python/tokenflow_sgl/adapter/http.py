@@ -98,6 +98,8 @@ class Bridge:
             # used again from now on.
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 acks.close(rid, token)
+                if exchange is not None:
+                    exchange.is_over = True
             await send(message)
 
         scope, named = _with_length(scope, len(body)), _with_headers(headers, closing)

@@ -85,6 +85,8 @@ class InnerCall:
                 return
             for event in self._reply.feed(bytes(message.get("body", b""))):
                 await self._say(event)
+                if self.is_over:  # cancelled meanwhile, and told so: what follows would look like the next stream's
+                    return
             if not message.get("more_body", False):
                 await self._tell_end()
         except WebSocketDisconnect:

@@ -24,7 +24,9 @@ COUNTERS = (
 class Ledger:
     """Events of the step under way, counters, and the last transitions with running numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, knows_places: bool = True) -> None:
+        """knows_places: all choices of a request arrive here, in order. Not among several data-parallel ranks."""
+        self._knows_places = knows_places
         self.now_s = 0.0
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.transitions: deque[dict[str, Any]] = deque(maxlen=_TRANSITIONS_KEPT)
@@ -85,6 +87,8 @@ class Ledger:
         children = self._children.get(rid)
         if children is None:
             child = rid if index == 0 else None
+        elif not self._knows_places:
+            child = None  # index i of these is another choice than the client means: better modelled than wrong
         else:
             child = children[index] if index < len(children) else None
         if child in self._live:

@@ -7,6 +7,7 @@ doing needs the admin key if one is set (else the API key, if one is set); acks 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -86,18 +87,33 @@ async def _dispatch(told: messages.AckReq) -> None:
     await _tokenizer_manager()._async_dispatch_to_scheduler(told)
 
 
-def _trim(rid: str) -> None:
-    """Of the outputs that wait for a reply which cannot be sent, all but the last.
+class _Trimmer:
+    """Of the outputs that wait for a reply which cannot be sent, all but the last go.
 
     Upstream keeps one for each token, some 1.5 kB, and takes the last: each holds the whole answer so far. Not where
-    they are increments, of which it takes all.
+    they are increments, of which it takes all. All live streams are looked through at once for all ids of half a
+    second: for each id alone, clients that do not read could keep this process busy.
     """
-    manager = _tokenizer_manager()
-    if manager.incremental_streaming_output:
-        return
-    for own_rid, state in manager.rid_to_state.items():
-        if own_rid == rid or rates.parent_of(_custom_params(state.obj)) == rid:
-            del state.out_list[:-1]
+
+    EVERY_S = 0.5
+
+    def __init__(self) -> None:
+        self._rids: set[str] = set()
+        self._looked_s = -math.inf
+
+    def __call__(self, rid: str) -> None:
+        self._rids.add(rid)
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self.EVERY_S:
+            return  # each id comes again every second while its reply cannot be sent
+        self._looked_s = now_s
+        rids, self._rids = self._rids, set()
+        manager = _tokenizer_manager()
+        if manager.incremental_streaming_output:
+            return
+        for own_rid, state in manager.rid_to_state.items():
+            if own_rid in rids or rates.parent_of(_custom_params(state.obj)) in rids:
+                del state.out_list[:-1]
 
 
 def _custom_params(request: Any) -> Any:
@@ -173,6 +189,7 @@ def add_routes(app: FastAPI) -> None:
 
 _acks = acks.AckBook()
 _mailbox = Mailbox(_dispatch)
+_trim = _Trimmer()
 _installed: list[Bridge] = []
 _outermost: list[Backpressure] = []
 

@@ -56,7 +56,7 @@ class TokenFlowScheduler(Scheduler):
         # it: such a one waits for ever, and under stock's order everybody waits behind it. The HTTP process is told
         # this limit and answers 400.
         self.max_req_input_len = min(self.max_req_input_len, self.max_total_num_tokens - self.page_size - 1)
-        self.ledger = Ledger()
+        self.ledger = Ledger(knows_places=get_parallel().dp_rank is None)
         settings = self.tokenflow_settings
         self.host_tier = None if settings.policy == "fcfs" else HostTier(self, self.ledger, settings.config)
         self.executor = SglangExecutor(self, self.ledger, self.host_tier)

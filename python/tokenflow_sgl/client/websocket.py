@@ -54,9 +54,11 @@ class WebSocketSource:
         try:
             self._socket.send(json.dumps(body))
             _check_started(self._socket.recv(timeout=timeout_s))
-        except (self._closed, TimeoutError, RequestRefused, Cut) as error:
+        except BaseException as error:  # an interrupt too: an open socket keeps its stream, and nobody reads it
             self._exit.close()
-            raise _before_start(error) from error
+            if isinstance(error, (self._closed, TimeoutError, RequestRefused, Cut)):
+                raise _before_start(error) from error
+            raise
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -98,9 +100,11 @@ class AsyncWebSocketSource:
             await self._socket.send(json.dumps(self._body))
             async with asyncio.timeout(self._timeout_s):
                 _check_started(await self._socket.recv())
-        except (self._closed, TimeoutError, RequestRefused, Cut) as error:
+        except BaseException as error:  # a cancelled caller too: an open socket keeps its stream, and nobody reads it
             await self._socket.close()
-            raise _before_start(error) from error
+            if isinstance(error, (self._closed, TimeoutError, RequestRefused, Cut)):
+                raise _before_start(error) from error
+            raise
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
