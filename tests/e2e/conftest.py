@@ -19,12 +19,16 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+def unharmed(shared: Server) -> Iterator[Server]:
+    """A shared server. Whatever a test does to it, nothing is left in flight and no page is taken."""
+    yield shared.wake()
+    assert shared.process._process.poll() is None, shared.process.log_tail()
+    shared.settle()
+
+
 @pytest.fixture
 def server(shared_server: Server) -> Iterator[Server]:
-    """The shared server. Whatever a test does to it, nothing is left in flight and no page is taken."""
-    yield shared_server.wake()
-    assert shared_server.process._process.poll() is None, shared_server.process.log_tail()
-    shared_server.settle()
+    yield from unharmed(shared_server)
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +42,7 @@ def strict_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def strict_server(strict_shared: Server) -> Iterator[Server]:
-    yield strict_shared.wake()
-    assert strict_shared.process._process.poll() is None, strict_shared.process.log_tail()
-    strict_shared.settle()
+    yield from unharmed(strict_shared)
 
 
 @pytest.fixture(scope="session")

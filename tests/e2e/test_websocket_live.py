@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
-from support.live import Server, until
-from support.sockets import CHAT, KEY, chat, hear, hear_end, open_socket, say, texts
+from support.live import Server
+from support.sockets import CHAT, KEY, chat, hear, hear_end, open_socket, say, teach, texts
 
 pytestmark = pytest.mark.e2e
 MASK = b"\0\0\0\0"
@@ -47,14 +46,7 @@ def test_a_report_moves_the_buffer_and_reports_teach_the_rate(server: Server) ->
         rid = begin(server, ws, tokenflow={"read_rate": 6})
         say(ws, {"type": "ack", "consumed_tokens": 90})
         server.row(rid, lambda r: r["consumed_tokens"] >= 90)
-        began_s = time.monotonic()
-
-        def learned() -> bool:
-            say(ws, {"type": "ack", "consumed_tokens": 90 + int(60 * (time.monotonic() - began_s))})
-            time.sleep(0.25)  # a reader's pace, and no wait for the server
-            return bool(server.row(rid)["read_rate_tok_s"] > 12)
-
-        until(learned, "more than twice the declared rate")
+        teach(server, rid, lambda tokens: say(ws, {"type": "ack", "consumed_tokens": 90 + tokens}))
 
 
 def test_cancel_frees_the_engine_and_the_socket_takes_the_next_request(server: Server) -> None:

@@ -55,10 +55,10 @@ class TokenflowSettings:
             )
         if self.script_path is not None:
             Scripted.from_mapping(self.script())
-        for name, key, most in _SECONDS:
-            value = getattr(self, key)
+        for name, (most, _) in _SECONDS.items():
+            value = getattr(self, _OWN_KEYS[name])
             if type(value) not in (int, float) or not 0.0 <= value <= most:
-                raise ValueError(f"--tokenflow-{name}={value!r}: valid is 0 to {most} s, 0 = never")
+                raise ValueError(f"{flag_of(name)}={value!r}: valid is 0 to {most} s, 0 = never")
         for origin in self.allowed_origins:
             if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null|\*", origin):
                 raise ValueError(
@@ -112,11 +112,22 @@ _OWN_KEYS = {
     "stall_limit": "stall_limit_s",
     "origins": "origins",
 }
-_SECONDS = (("sse-comments", "sse_comments_s", 3600), ("stall-limit", "stall_limit_s", 86400))
+# Of these, spans of time: the longest, and what for.
+_SECONDS = {
+    "sse_comments": (
+        3600,
+        "seconds of silence in a streamed reply after which a comment line is sent, so that nothing in between "
+        "hangs up on a parked stream",
+    ),
+    "stall_limit": (
+        86400,
+        "seconds after which a stream is cut off whose client reads not one byte of what is sent to it",
+    ),
+}
 
 
 def flag_of(name: str) -> str:
-    """The flag of a PolicyConfig field."""
+    """The flag of a setting."""
     for suffix in _UNIT_SUFFIXES:
         if name.endswith(suffix):
             name = name.removesuffix(suffix)
@@ -185,22 +196,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest=_dest("check_plans"),
         help="check every plan for legality and stop at the first illegal one; slow [default off]",
     )
-    group.add_argument(
-        "--tokenflow-sse-comments",
-        type=float,
-        metavar="X",
-        dest=_dest("sse_comments"),
-        help="seconds of silence in a streamed reply after which a comment line is sent, so that nothing in between "
-        "hangs up on a parked stream; 0 = never [s, 0 to 3600, default 2]",
-    )
-    group.add_argument(
-        "--tokenflow-stall-limit",
-        type=float,
-        metavar="X",
-        dest=_dest("stall_limit"),
-        help="seconds after which a stream is cut off whose client reads not one byte of what is sent to it; 0 = never "
-        "[s, 0 to 86400, default 60]",
-    )
+    for name, (most, text) in _SECONDS.items():
+        default = getattr(TokenflowSettings(), _OWN_KEYS[name])
+        text = f"{text}; 0 = never [s, 0 to {most}, default {default:g}]"
+        group.add_argument(flag_of(name), type=float, metavar="X", dest=_dest(name), help=text)
     group.add_argument(
         "--tokenflow-origins",
         metavar="ORIGIN,..",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 
@@ -23,24 +23,21 @@ TRANSPORTS = ("http", "websocket")
 READ_RATE_TOK_S = 8.0
 TIMEOUT_S = 120.0
 OnStall = Callable[[float], None]
+S = TypeVar("S")
 
 
-class Client:
-    """base_url: of the server, with or without /v1. timeout: seconds of silence after which a stream counts as broken.
+class _Asks(Generic[S]):
+    """What both clients say of a request, and to which server. S: the stream that the user gets."""
 
-    `with client.chat(messages=[...]) as stream: for piece in stream: ...`. Streams may run in any number of threads.
-    """
-
-    def __init__(
-        self, base_url: str, api_key: str | None = None, timeout: float = TIMEOUT_S, transport: str = "http"
-    ) -> None:
+    def __init__(self, base_url: str, api_key: str | None, timeout: float, transport: str) -> None:
         self._base_url, self._headers, self._timeout_s = _root(base_url), _headers(api_key), timeout
         self._transport = _checked(transport)
+
+    @property
+    def _httpx_options(self) -> dict[str, Any]:
         # A pool with a limit would hold streams back that the server has room for.
         limits = httpx.Limits(max_connections=None)
-        self._http = httpx.Client(base_url=self._base_url, headers=self._headers, timeout=timeout, limits=limits)
-        post = partial(http.send_reports, self._http)
-        self._sender = Sender(post if transport == "http" else websocket.send_reports)
+        return {"base_url": self._base_url, "headers": self._headers, "timeout": self._timeout_s, "limits": limits}
 
     def chat(
         self,
@@ -50,7 +47,7 @@ class Client:
         read_rate: float = READ_RATE_TOK_S,
         on_stall: OnStall | None = None,
         **body: Any,
-    ) -> Stream[Piece]:
+    ) -> S:
         """`read_rate`: tokens per second, inf for a program. `on_stall`: called with the seconds of each stall.
         `body`: further fields of the request. Raises RequestRefused."""
         return self._stream(CHAT, read_rate, on_stall, {"model": model, "messages": list(messages), **body})
@@ -63,9 +60,27 @@ class Client:
         read_rate: float = READ_RATE_TOK_S,
         on_stall: OnStall | None = None,
         **body: Any,
-    ) -> Stream[Piece]:
+    ) -> S:
         """As `chat`, of /v1/completions."""
         return self._stream(COMPLETIONS, read_rate, on_stall, {"model": model, "prompt": prompt, **body})
+
+    def _stream(self, path: str, read_rate: float, on_stall: OnStall | None, said: dict[str, Any]) -> S:
+        raise NotImplementedError
+
+
+class Client(_Asks[Stream[Piece]]):
+    """base_url: of the server, with or without /v1. timeout: seconds of silence after which a stream counts as broken.
+
+    `with client.chat(messages=[...]) as stream: for piece in stream: ...`. Streams may run in any number of threads.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str | None = None, timeout: float = TIMEOUT_S, transport: str = "http"
+    ) -> None:
+        super().__init__(base_url, api_key, timeout, transport)
+        self._http = httpx.Client(**self._httpx_options)
+        post = partial(http.send_reports, self._http)
+        self._sender = Sender(post if transport == "http" else websocket.send_reports)
 
     def _stream(self, path: str, read_rate: float, on_stall: OnStall | None, said: dict[str, Any]) -> Stream[Piece]:
         answer = Answer(read_rate, piece_of, on_stall=on_stall)
@@ -88,42 +103,17 @@ class Client:
         self.close()
 
 
-class AsyncClient:
-    """As Client, for asyncio: `async with client.chat(...) as stream: async for piece in stream: ...`."""
+class AsyncClient(_Asks[AsyncStream[Piece]]):
+    """As Client, for asyncio: `async with client.chat(...) as stream: async for piece in stream: ...`. A request is
+    sent, and refused, when that block is entered."""
 
     def __init__(
         self, base_url: str, api_key: str | None = None, timeout: float = TIMEOUT_S, transport: str = "http"
     ) -> None:
-        self._base_url, self._headers, self._timeout_s = _root(base_url), _headers(api_key), timeout
-        self._transport = _checked(transport)
-        limits = httpx.Limits(max_connections=None)  # as above
-        self._http = httpx.AsyncClient(base_url=self._base_url, headers=self._headers, timeout=timeout, limits=limits)
+        super().__init__(base_url, api_key, timeout, transport)
+        self._http = httpx.AsyncClient(**self._httpx_options)
         post = partial(http.send_reports_async, self._http)
         self._sender = AsyncSender(post if transport == "http" else websocket.send_reports_async)
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        model: str = "default",
-        *,
-        read_rate: float = READ_RATE_TOK_S,
-        on_stall: OnStall | None = None,
-        **body: Any,
-    ) -> AsyncStream[Piece]:
-        """As Client.chat; the request is sent, and refused, when the `async with` block is entered."""
-        return self._stream(CHAT, read_rate, on_stall, {"model": model, "messages": list(messages), **body})
-
-    def complete(
-        self,
-        prompt: Any,
-        model: str = "default",
-        *,
-        read_rate: float = READ_RATE_TOK_S,
-        on_stall: OnStall | None = None,
-        **body: Any,
-    ) -> AsyncStream[Piece]:
-        """As `chat`, of /v1/completions."""
-        return self._stream(COMPLETIONS, read_rate, on_stall, {"model": model, "prompt": prompt, **body})
 
     def _stream(
         self, path: str, read_rate: float, on_stall: OnStall | None, said: dict[str, Any]

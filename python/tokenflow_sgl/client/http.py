@@ -41,7 +41,7 @@ class HttpSource:
                         return
                     yield chunk_of(data)
         except httpx.HTTPError as error:
-            raise Cut(f"{type(error).__name__}: {error}") from error
+            raise cut_by(error) from error
         finally:
             self._response.close()
         raise Cut("the connection ended without [DONE]")
@@ -74,7 +74,7 @@ class AsyncHttpSource:
                         return
                     yield chunk_of(data)
         except httpx.HTTPError as error:
-            raise Cut(f"{type(error).__name__}: {error}") from error
+            raise cut_by(error) from error
         raise Cut("the connection ended without [DONE]")
 
     async def hang_up(self) -> None:
@@ -112,6 +112,10 @@ def hang_up(response: httpx.Response) -> None:
     if isinstance(sock, socket.socket):
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
+
+
+def cut_by(error: httpx.HTTPError) -> Cut:
+    return Cut(f"{type(error).__name__}: {error}")
 
 
 def refused(status: int, body: bytes | bytearray) -> RequestRefused:

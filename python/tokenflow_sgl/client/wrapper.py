@@ -17,7 +17,7 @@ from .answer import Answer, on_the_wire
 from .client import READ_RATE_TOK_S
 from .errors import Cut
 from .events import Delta
-from .http import gone_of, hang_up
+from .http import cut_by, gone_of, hang_up
 from .reports import Count
 from .tasks import AsyncSender, AsyncStream
 from .threads import Sender, Stream
@@ -63,11 +63,16 @@ class AsyncPacedStream(AsyncStream[Any]):
     response: httpx.Response
 
 
-class _Answers:
+class _OfClient:
     def __init__(self, client: Any, read_rate: float) -> None:
         self._client, self._read_rate = client, read_rate
         self._once = client.with_options(max_retries=0)
         self._for_reports = client.with_options(max_retries=0, timeout=reports.TIMEOUT_S)
+
+
+class _Answers(_OfClient):
+    def __init__(self, client: Any, read_rate: float) -> None:
+        super().__init__(client, read_rate)
         self._sender = Sender(self._deliver)
 
     def creates(self, resource: Any) -> Any:
@@ -91,11 +96,9 @@ class _Answers:
         return gone
 
 
-class _AsyncAnswers:
+class _AsyncAnswers(_OfClient):
     def __init__(self, client: Any, read_rate: float) -> None:
-        self._client, self._read_rate = client, read_rate
-        self._once = client.with_options(max_retries=0)
-        self._for_reports = client.with_options(max_retries=0, timeout=reports.TIMEOUT_S)
+        super().__init__(client, read_rate)
         self._sender = AsyncSender(self._deliver)
 
     def creates(self, resource: Any) -> Any:
@@ -128,7 +131,7 @@ class _ChunkSource:
         try:
             yield from self._chunks
         except httpx.HTTPError as error:
-            raise Cut(f"{type(error).__name__}: {error}") from error
+            raise cut_by(error) from error
         finally:
             self._chunks.close()
         _check_complete(self._answer)
@@ -150,7 +153,7 @@ class _AsyncChunkSource:
             async for chunk in self._chunks:
                 yield chunk
         except httpx.HTTPError as error:
-            raise Cut(f"{type(error).__name__}: {error}") from error
+            raise cut_by(error) from error
         _check_complete(self._answer)
 
     async def hang_up(self) -> None:

@@ -72,25 +72,24 @@ class ClientBuffer:
         dry_s = self.runs_dry_at_s()
         self.rate_tok_s = self.listening.hear(now_s, consumed, ran_dry=consumed >= self.generated_tokens)
         self._anchor(now_s, consumed, dry_s)
+        self._set_patience()
 
     def halt(self, now_s: float, halted: bool) -> None:
         """What it holds when it stops is what it holds when it goes on."""
         if self.anchor_s is not None and halted != self.halted:
-            self._anchor(now_s, self.consumed_tokens(now_s), self.runs_dry_at_s(), halted=halted)
-        else:
-            self._set_patience(halted)
+            self._anchor(now_s, self.consumed_tokens(now_s), self.runs_dry_at_s())
+        self.halted = halted
+        self._set_patience()
 
-    def _anchor(self, now_s: float, consumed: float, dry_s: float, *, halted: bool | None = None) -> None:
+    def _anchor(self, now_s: float, consumed: float, dry_s: float) -> None:
         if consumed < self.generated_tokens:
             self.anchor_s, self.anchor_tokens = now_s, consumed
         else:  # for how long it has been dry must not be forgotten over the report of it
             self.anchor_s, self.anchor_tokens = min(now_s, dry_s), consumed
-        self._set_patience(self.halted if halted is None else halted)
 
-    def _set_patience(self, halted: bool) -> None:
-        self.halted = halted
+    def _set_patience(self) -> None:
         heard_s = math.inf if self.listening is None else self.listening.patience_s
-        self.patience_s = 0.0 if halted else heard_s
+        self.patience_s = 0.0 if self.halted else heard_s
 
     def _read(self, now_s: float) -> float:
         """Tokens it would have read by now, however few there are."""
